@@ -13,10 +13,11 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "actbench"
 
-BASE = {"errors", "leftovers", "longsteps", "machine", "paths", "units", "validation"}
+BASE = {"display", "errors", "leftovers", "longsteps", "machine", "paths", "units", "validation"}
 # Each room of the core may import those that stand in its set, and itself.
 CORE = {
     # no torch
+    "display": set(),
     "errors": set(),
     "interrupts": set(),
     "units": {"errors"},
@@ -39,7 +40,7 @@ CORE = {
     "workload": BASE | {"plugins", "model", "packing", "scheme", "simulator"},
     # these two know each other's files: the simulated meter is one of the meters
     "simulator": BASE | {"caches", "device", "plugins", "model", "ops", "packing", "scheme", "measuring"},
-    "measuring": BASE | {"device", "plugins", "model", "ops", "packing", "scheme", "workload", "simulator"},
+    "measuring": BASE | {"keywords", "device", "plugins", "model", "ops", "packing", "scheme", "workload", "simulator"},
 }
 FACADES = {"__init__", "optim"}  # public names, which they find in plug-ins at their first use
 TOPMOST = {"__main__", "cli", "testing"}
@@ -66,6 +67,7 @@ NEEDS = {
     "methods.weightcopies": "methods.precision",
     "tools.fit": "tools.convert",
     "tools.html": "tools.train",
+    "tools.notebook": "tools.script",
     "tools.pytest": "tools.script",
     "tools.script": "tools.fit",
     "tools.train": "methods.parallel",

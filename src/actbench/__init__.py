@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         StoreError,
         UsageError,
     )
-    from actbench.measuring.bench import measure
+    from actbench.measuring.compared import measure
     from actbench.methods.fewbit.activation import own_activation
     from actbench.methods.fewbit.tables import table
     from actbench.methods.lora.lowrank import base_state_dict
@@ -72,7 +72,7 @@ _HOMES = {
     "convert": "tools.convert.model",
     "fit": "tools.fit.planned",
     "load_converted": "tools.convert.folders",
-    "measure": "measuring.bench",
+    "measure": "measuring.compared",
     "own_activation": "methods.fewbit.activation",
     "samples": "packing.samplegradients",
     "save_converted": "tools.convert.folders",
@@ -131,6 +131,11 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'actbench' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """Add the cell magic ``%%actbench`` to a notebook: ``%load_ext actbench``."""
+    importlib.import_module("actbench.tools.notebook.magic").load(shell)
 
 
 def __dir__() -> list[str]:

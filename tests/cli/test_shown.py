@@ -112,6 +112,8 @@ def test_pages_show_what_commands_print(page: str, words: list[str], shown: str,
     command = [sys.executable, "-m", *words, *patience]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
     printed = iter([line.strip() for line in done.stdout.splitlines()])
+    if "a simulation takes more than" in done.stdout:  # on a slow machine
+        shown = "".join(line for line in shown.splitlines(keepends=True) if not line.startswith("With "))
 
     for line in shown.splitlines():
         assert line.strip() in ("", "…") or line.strip() in printed, f"not printed, or not in this order: {line}"

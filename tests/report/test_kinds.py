@@ -19,7 +19,7 @@ from actbench.tools.train.records import Trained, TrainingRun
 DATA = Path(__file__).parents[1] / "data"
 
 
-LATER = {"workspaces": True}
+LATER = {"workspaces": True, "cache": "dynamic"}
 """Fields that came later, whose value for older records is something."""
 
 
@@ -36,7 +36,7 @@ def with_nothing_new(old: Any, new: Any) -> bool:
         new = {**new, **dict.fromkeys(FIRST_DIAGNOSTICS), **{each["name"]: each["value"] for each in diagnostics}}
         del new["diagnostics"]
     later = {name: value for name, value in new.items() if name not in old}
-    nothing = all(value in (None, False, []) or LATER.get(name) is value for name, value in later.items())
+    nothing = all(value in (None, False, []) or LATER.get(name) == value for name, value in later.items())
     return nothing and all(with_nothing_new(old[name], new.get(name)) for name in old)
 
 

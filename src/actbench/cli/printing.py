@@ -151,7 +151,7 @@ def readers(flags: TableFlags) -> TextIO:
     return sys.stderr if flags.take_stdout else sys.stdout
 
 
-def show(*tables: Table, beside: TableFlags) -> None:
+def show(*tables: Table, beside: TableFlags, all_notes: bool = True) -> None:
     """Print tables, on standard error if one of the exports ``beside`` them takes standard output."""
     from actbench.report.render import screen
 
@@ -159,7 +159,7 @@ def show(*tables: Table, beside: TableFlags) -> None:
     for before, table in zip((None, *tables), tables, strict=False):
         if before is not None and before.notes:  # so that they are not read as the next table's
             printed.print()
-        screen.show(table, printed)
+        screen.show(table, printed, None if all_notes else screen.NOTE_LINES)
 
 
 @contextmanager
@@ -261,7 +261,7 @@ def finish(
     beside: TableFlags,
     require_fit: bool = False,
 ) -> None:
-    """Print the tables of a result, say where it is stored, and exit with status 1 if any case failed.
+    """Print the tables of a result, say where it is stored or how many failed, and exit with status 1 if any case did.
 
     The notes of the table say why a case failed, or is over its limit.
 
@@ -277,8 +277,10 @@ def finish(
         remark(comparison.notice)
     summary, did = comparison.summary, f"{verb.removesuffix('e')}ed"
     counts = f"{summary.measured} {did}, {summary.failed} failed"
-    remark(counts if comparison.path is None else f"{counts}, {summary.skipped} taken from the results file")
+    if comparison.path is None and summary.failed:
+        remark(counts)
     if comparison.path is not None:
+        remark(f"{counts}, {summary.skipped} taken from the results file")
         remark(f"results: {comparison.path} (tables in the same folder, as .md and .csv)")
     outcomes = [record.outcome for record in comparison.records]
     runs_out = any(isinstance(outcome, Measurement) and outcome.runs_out for outcome in outcomes)

@@ -23,6 +23,7 @@ def report(
     *,
     results: ResultsArgument,
     title: Annotated[str, option("--title", "Heading of the table.")] = "Results",
+    verbose: Annotated[bool, option("--verbose -v", "Show all notes below the table, however many lines.")] = False,
     exports: ResultFlags,
 ) -> None:
     """Print results files as one table, and export it.
@@ -62,7 +63,7 @@ def report(
     shown = tables.report_tables(records, title, columns)
     if exports.export_json is None and not any(exports.plugged.values()):
         records = []  # with many rows they take most of the memory
-    show(*shown, beside=exports)
+    show(*shown, beside=exports, all_notes=verbose)
     export(exports, shown[:1], lambda: json_lines(records), records=records)
 
 

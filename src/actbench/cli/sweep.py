@@ -222,7 +222,9 @@ def _compare(
     from actbench.run.processes import ForkServer
     from actbench.run.stored import stored_results
 
-    columns = exports.chosen or recipe.shown_columns
+    asked = (*recipe.asked_columns, *(["over-limit"] if require_fit else []))
+    columns = tuple(dict.fromkeys([*names, *asked])) if (names := exports.chosen or recipe.shown_columns) else ()
+    never_hidden = columns if exports.columns else tuple(dict.fromkeys(asked))
     goes_on = "" if force else ", and the same command goes on from there"
     kept = f"; rows that were finished are stored{goes_on}" if output else ""
     with progress_shown(kept, flags) as progress, ExitStack() as held:
@@ -247,7 +249,8 @@ def _compare(
                 **settled,
             )
     records = comparison.records
-    shown = report_tables(records, recipe.title, columns, tuple(dict.fromkeys(each.case.scheme for each in records)))
+    schemes = tuple(dict.fromkeys(each.case.scheme for each in records))
+    shown = report_tables(records, recipe.title, columns, schemes, never_hidden)
     failed = why_none(records)
     if by_operator and not failed:
         shown = (*shown, *_operator_tables(records))
@@ -255,7 +258,7 @@ def _compare(
     export(exports, written, lambda: json_lines(records), records=records)
     for why in failed:
         remark(f"actbench: {why}")
-    show(*(() if failed else shown), beside=exports)
+    show(*(() if failed else shown), beside=exports, all_notes=flags.verbose)
     for note in without_effect(records):
         remark(note)
     show_timelines(records, exports)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
+from actbench.display import Displayed
 from actbench.model.blocks import BlockReadings
 from actbench.model.data import Data, OutcomeData, StoredData, shared
 from actbench.model.estimated import Communication, EstimatedTime
@@ -35,6 +36,26 @@ class LargestBatch(Data):
     next_outcome: Literal["out-of-memory", "over-limit", "not-tried"] = "out-of-memory"
     trials: NonNegativeInt
     estimated_step_seconds: NonNegativeFloat | None = None
+
+
+class Advised(Data):
+    """What is known of a script's next questions, from more simulations of it.
+
+    Attributes:
+        scheme: The remedy that was simulated; None for none.
+        needed_bytes: What a step needs with it.
+        over_limit_bytes: Bytes that it still lacks; None if it fits.
+        step_seconds: Estimated time of a step with it.
+        largest_batch: The largest batch of the unchanged script that fits, 0 if not one row does; None if unknown.
+        is_slow: Whether a simulation takes so long that none was made.
+    """
+
+    scheme: str | None = None
+    needed_bytes: NonNegativeInt | None = None
+    over_limit_bytes: PositiveInt | None = None
+    step_seconds: NonNegativeFloat | None = None
+    largest_batch: NonNegativeInt | None = None
+    is_slow: bool = False
 
 
 class Mesh(Data):
@@ -211,7 +232,7 @@ class RunEvent(Data):
     has_graph: bool = False
 
 
-class Measurement(OutcomeData):
+class Measurement(Displayed, OutcomeData):
     """What a meter read of one case.
 
     Attributes:
@@ -251,6 +272,7 @@ class Measurement(OutcomeData):
         simulated: Kind of the simulated device; None for other meters and in older records.
         timing_round: Name of the group of cases that took turns with this one; None in older records.
         exact_step_seconds: Seconds of the exact model's steps in the same rounds, if its own record has other rounds.
+        advised: What the best remedy needs and how large a batch fits, of scripts that run alone; None for others.
         gradient_error: Relative L2 error of the gradient of all parameters against the exact model's.
         diagnostics: What the scheme reports of itself.
         mesh: The processes that train together; bytes are those of one process: a rank with the largest peak if all
@@ -298,6 +320,7 @@ class Measurement(OutcomeData):
     exact_step_seconds: tuple[float, ...] | None = None
     largest_batch: NonNegativeInt | None = None
     largest_batch_search: LargestBatch | None = None
+    advised: Advised | None = None
     gradient_error: float | None = None
     gradient_cosine: float | None = None
     diagnostics: tuple[Diagnostic, ...] = ()

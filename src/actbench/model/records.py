@@ -148,8 +148,8 @@ class Case(WorkloadSettings):
 
     @property
     def first_state(self) -> str:
-        """Its memory is read before its time."""
-        return "memory"
+        """Its memory is read before its time; of a script, that of its first step."""
+        return "memory" if self.script is None else "first step"
 
     @property
     def is_searched(self) -> bool:

@@ -172,7 +172,8 @@ def compare(
     machine = (MACHINE,) if several else ()
     settings = varying_settings(entries)
     identity = [_of_either(column) for column in (*machine, MODEL, *settings, BATCH, SCHEME, METER)]
-    quantities = [column for name, quantity in QUANTITIES.items() for column in _three(quantity, _DETAILS[name])]
+    details = {**_DETAILS, **{limit.quantity: 1 for limit in limits}}  # so that what is asked for is never hidden
+    quantities = [column for name, quantity in QUANTITIES.items() for column in _three(quantity, details[name])]
     status = [_side(STATUS, "before", "A"), _side(STATUS, "after", "B")]
     table = fill("B against A", [*identity, *quantities, *status], pairs, _notes(before, after))
     told = [column for column in settings if column is not CONTENT]  # a name is the same from commit to commit

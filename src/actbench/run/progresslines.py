@@ -129,6 +129,7 @@ class ProgressLines(Progress):
 
     def said(self, case: Case, text: str) -> None:
         """Write the text."""
+        self._note(case, text)
         self.message(f"{case.title}: {text}")
 
     def message(self, text: str) -> None:
@@ -187,6 +188,9 @@ class ProgressLines(Progress):
     def _going_on(self, now: float) -> str:
         """Return what goes on, and what is waited for."""
         cases = sorted(self._at_work.items(), key=lambda each: each[1].since)
+        if self._total == 1 and len(cases) == 1:
+            ((case, work),) = cases
+            return f"{case.title}: {work.state or case.first_state} ({format_seconds(now - self._began)})"
         told = [
             f"{case.title}{work.state and f': {work.state}'} ({format_seconds(now - work.since)})"
             for case, work in cases[:_NAMED]

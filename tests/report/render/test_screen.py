@@ -10,6 +10,7 @@ from rich.console import Console
 from actbench.model.measured import MeasuredRecord
 from actbench.report import tables
 from actbench.report.render import formats, screen
+from actbench.report.render.screen import in_lines
 from actbench.report.render.widths import fitted
 from actbench.report.tables import Table
 from actbench.report.tables.values import Column
@@ -150,3 +151,15 @@ def test_a_row_of_a_pipe_is_one_line() -> None:
     lines = printed(tables.fill("Labels", [column], ["two\nlines\tand a tab", "one"]), 80, terminal=False)
 
     assert [line.strip() for line in lines[4:6]] == ["two lines and a tab", "one"]
+
+
+def test_notes_take_so_many_lines_and_details_what_the_others_leave() -> None:
+    notes = ["first detail", "what failed", "a long one " * 20, "second detail", "what does not fit"]
+    details = frozenset([notes[0], notes[3]])
+
+    assert in_lines(notes, 80, None, details) == notes
+    assert in_lines(notes, 80, 9, details) == notes
+    assert in_lines(notes, 80, 4, details) == [
+        *("first detail", "what failed", "what does not fit", "2 more notes: add --verbose; exports have all."),
+    ]
+    assert in_lines(notes[2:3], 80, 2) == [notes[2]], "one is always shown"

@@ -1,7 +1,7 @@
 """Stands in for ``actbench.tools.script.bench``: it runs the script as python does, and makes up what a step needs.
 
-A script may set the peak, as ``PEAK_GIB = 30``, the type of its autocast and what each step leaves, and may end by an
-error.
+A script may set the peak, as ``PEAK_GIB = 30``, the type of its autocast, what each step leaves and what is advised,
+and may end by an error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from actbench.errors import MeasurementError
 from actbench.model.estimated import EstimatedTime
-from actbench.model.measured import Growth, Measurement, PeakParts, PhasePeaks
+from actbench.model.measured import Advised, Growth, Measurement, PeakParts, PhasePeaks
 from actbench.model.records import Built, Case, Failure
 from actbench.model.timeline import Holder, Span, Timeline
 
@@ -53,7 +53,8 @@ class Session:
             raise MeasurementError(ran["REFUSED"])
         found = measured(self.case, ran.get("PEAK_GIB", 12), ran.get("AT_MOST", ()))
         growth = Growth(step_bytes=ran["GROWS_BYTES"]) if "GROWS_BYTES" in ran else None
-        return found.model_copy(update={"autocast": ran.get("AUTOCAST"), "growth": growth})
+        advised = Advised(**ran["ADVISED"]) if "ADVISED" in ran else None
+        return found.model_copy(update={"autocast": ran.get("AUTOCAST"), "growth": growth, "advised": advised})
 
     def time(self, steps: int) -> None:
         pass

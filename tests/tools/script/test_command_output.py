@@ -10,44 +10,94 @@ from typing import Any
 import pytest
 from fakescript import TRAIN
 
+from actbench.report.render.screen import NOTE_LINES
+
 pytestmark = pytest.mark.usefixtures("train")
 
 
-def test_the_output_says_what_holds_the_peak_and_what_is_worth_trying(cli: Any) -> None:
-    out = cli("run", "train.py").out
+def test_the_verbose_output_says_what_holds_the_peak_and_what_is_worth_trying(cli: Any) -> None:
+    out = cli("run", "--verbose", "train.py").out
 
     told = " ".join(out.split())
-    assert (
-        "with 11.50 GiB to spare: the peak of a step, with batches of 16 rows, is 12.00 GiB in the backward pass."
-        in told
-    )
     assert "needs 12.50 GiB: its peak of 12.00 GiB, and 512.00 MiB that torch's allocator loses in gaps." in told
     assert "backward pass 12.00 GiB 300 ms" in told
     assert "saved tensors 8.00 GiB 66.7 %" in told
     assert "train.py:3 logits = model(x) saved tensors 7.00 GiB 58.3 %" in told
-    assert "block.mlp saved tensors, weights 11.00 GiB 91.7 %" in told
+    assert "block.mlp saved tensors, 1 more 11.00 GiB 91.7 %" in told
     assert "checkpoint: 67 % of the peak are saved tensors" in told
     assert 'model = actbench.convert(model, "checkpoint")' in told
-    assert "Worth trying; to see what each saves and costs: actbench run --scheme NAME train.py" in out
+    assert "Worth trying; to see what each saves and costs: actbench run --verbose --scheme NAME train.py" in out
 
 
-def test_the_last_line_is_the_command_that_plans_for_the_same_step(cli: Any) -> None:
-    given = ("--device-profile", "rtx-4090", "--memory-limit", "4GiB", "-b", "4")
-    last = cli("run", *given, "train.py", "--lr", "1 2").out.splitlines()[-1]
+REMEDY = "ADVISED = {'scheme': 'checkpoint', 'needed_bytes': 5 * 2**30, 'step_seconds': 0.9, 'largest_batch': 40}\n"
 
-    words = shlex.split(last.partition(": ")[2])
+
+def test_the_output_ends_with_three_lines_below_a_bar_and_five_lines_of_notes(cli: Any, train: Path) -> None:
+    train.write_text(REMEDY)
+    lines = cli("run", "--device-profile", "rtx-4090", "train.py").out.splitlines()
+    *above, verdict, remedy, largest = lines
+
+    assert verdict == (
+        "train.py fits on rtx-4090: a step of 16 rows needs 12.50 GiB of the 24.00 GiB beside the CUDA context "
+        "(512.00 MiB); 11.50 GiB are to spare."
+    )
+    assert remedy == (
+        "With checkpoint it needs 5.00 GiB (60 % less) and takes 1.50 times as long (est.): "
+        'import actbench; model = actbench.convert(model, "checkpoint")'
+    )
+    assert largest == "The largest batch that fits is 40 (it has 16)."
+    assert above[0] == "The peak of a step, 12.00 GiB in the backward pass; | is the limit of 24.00 GiB:"
+    assert above[2] == (
+        "s saved tensors 8.00 GiB   w weights 2.00 GiB   o optimizer state 2.00 GiB   "
+        "_ gaps of the allocator 512.00 MiB"
+    )
+    assert len(above) <= 4 + NOTE_LINES
+    assert not any("─" in line for line in above), "tables are for --verbose"
+    (hidden,) = [line for line in above if "more note" in line]
+    assert hidden not in cli("run", "--device-profile", "rtx-4090", "--verbose", "train.py").out
+
+
+def test_a_remedy_that_is_not_enough_comes_with_the_command_that_plans(cli: Any, train: Path) -> None:
+    train.write_text(f"PEAK_GIB = 40\n{REMEDY}ADVISED |= {{'over_limit_bytes': 2**30, 'largest_batch': 0}}\n")
+    _, remedy, plans, largest = cli("run", "train.py").out.splitlines()[-4:]
+
+    assert "With checkpoint it needs 5.00 GiB, 1.00 GiB more than there is, (88 % less)" in remedy
+    assert plans == "To plan schemes block by block: actbench fit --script train.py --device-profile cuda-16gib"
+    assert largest == "Not even a batch of one row fits."
+
+
+def test_what_takes_long_is_a_command(cli: Any, train: Path) -> None:
+    train.write_text("ADVISED = {'is_slow': True}\n")
+    _, remedy, largest = cli("run", "train.py", "--lr", "3").out.splitlines()[-3:]
+
+    assert remedy.startswith("checkpoint may help, 67 % of the peak are saved tensors: ")
+    assert remedy.endswith(
+        "to see what it saves (a simulation takes more than 20 s): actbench run --scheme checkpoint train.py --lr 3"
+    )
+    assert largest == (
+        "To find the largest batch that fits, by more simulations: actbench run --max-batch train.py --lr 3"
+    )
+
+
+def test_the_command_that_plans_is_for_the_same_step(cli: Any) -> None:
+    given = ("--device-profile", "rtx-4090", "--memory-limit", "4GiB", "-b", "4", "--verbose")
+    begin = "To plan schemes block by block: "
+    (plans,) = [
+        line for line in cli("run", *given, "train.py", "--lr", "1 2").out.splitlines() if line.startswith(begin)
+    ]
+
+    words = shlex.split(plans.removeprefix(begin))
     flags = {"--script": "train.py --lr '1 2'", "--device-profile": "rtx-4090", "--batch-size": "4"}
-    assert last.startswith("Or plan schemes block by block: ")
     assert words[:2] == ["actbench", "fit"]
     assert dict(zip(words[2::2], words[3::2], strict=True)) == {**flags, "--memory-limit": f"{4 * 1024**3}B"}
-    assert "block by block" not in cli("run", "--gpus", "2", "train.py").out, "fit plans for one card"
+    assert "block by block" not in cli("run", "--gpus", "2", "-v", "train.py").out, "fit plans for one card"
 
 
 @pytest.mark.slow
 def test_a_card_that_nobody_named_is_said_to_be_assumed_before_all_else(cli: Any) -> None:
     first = (
         "No --device-profile is named, so the card is assumed to be cuda-16gib: name yours with --device-profile NAME "
-        "('actbench devices' lists them).\ntrain.py fits into"
+        "('actbench devices' lists them).\nThe peak of a step"
     )
 
     assert first in cli("run", "--quiet", "train.py").out[:400]
@@ -72,9 +122,9 @@ def test_notes_say_once_what_is_made_up_and_where_the_script_was_stopped(cli: An
 
 @pytest.mark.slow
 def test_a_note_says_what_the_weights_are_and_what_autocast_computes_in(cli: Any, train: Path) -> None:
-    plain = cli("run", "train.py").out
+    plain = cli("run", "--verbose", "train.py").out
     train.write_text(f'{TRAIN}AUTOCAST = "bfloat16"')
-    command = ("run", "-s", "exact", "-s", "checkpoint", "train.py")
+    command = ("run", "--verbose", "-s", "exact", "-s", "checkpoint", "train.py")
     cast = cli(*command).out
 
     assert "type float32, optimizer AdamW" in " ".join(plain.split())
@@ -120,39 +170,35 @@ def test_a_script_that_does_not_fit_is_measured_and_may_be_refused(cli: Any, tra
     ended = cli("run", "train.py")
 
     assert ended.status == 0
-    assert "train.py does not fit into the 24.00 GiB that cuda-16gib has for it: 6.00 GiB are missing." in ended.out
+    assert "train.py does not fit on cuda-16gib: a step of 16 rows needs 30.50 GiB" in ended.out
     assert cli("run", "--require-fit", "train.py").status == 1
-    assert "the limit of 16.00 GiB: 14.00 GiB are missing" in cli("run", "--memory-limit", "16GiB", "train.py").out
+    assert "of 16.00 GiB; 14.00 GiB are missing" in cli("run", "--memory-limit", "16GiB", "train.py").out
 
 
 def test_a_script_that_is_expected_to_run_out_of_memory_fails_where_it_has_to_fit(cli: Any, train: Path) -> None:
     train.write_text("GROWS_BYTES = 16 * 2**20\n")
     ended = cli("run", "--require-fit", "train.py")
 
-    assert "\ntrain.py grows by 16.00 MiB a step.\ntrain.py fits into" in ended.out
+    assert ended.out.splitlines()[-3] == "train.py grows by 16.00 MiB a step."
+    assert "\ntrain.py fits on" in ended.out
     assert ended.status == 1
     train.write_text("")
     assert cli("run", "--require-fit", "train.py").status == 0
 
 
-def test_where_most_of_the_memory_is_free_the_largest_batch_is_advised_and_no_scheme(cli: Any, train: Path) -> None:
-    roomy = cli("run", "--memory-limit", "200GiB", "train.py", "--lr", "3").out
+def test_where_most_of_the_memory_is_free_no_scheme_is_advised(cli: Any) -> None:
+    roomy = cli("run", "--memory-limit", "200GiB", "-v", "train.py", "--lr", "3").out
 
-    assert "Worth trying" not in roomy
-    assert roomy.splitlines()[-1] == (
-        "Most of the memory is free; to see how large a batch fits: actbench run --memory-limit 200GiB --max-batch "
-        "train.py --lr 3"
-    )
-    assert "is free" not in cli("run", "--memory-limit", "200GiB", "--max-batch", "train.py").out
-    assert "Worth trying" in cli("run", "--memory-limit", "20GiB", "train.py").out
+    assert "checkpoint" not in roomy
+    assert "checkpoint" in cli("run", "--memory-limit", "20GiB", "train.py").out
 
 
 def test_the_largest_batch_of_a_script_is_proved_by_its_own_batches(cli: Any) -> None:
     limit = ("--verbose", "--max-batch", "--memory-limit", "20GiB", "train.py")
     simulated, real = cli("run", *limit), cli("run", "--meter", "cpu", *limit)
 
-    assert "The largest batch that fits is 32." in simulated.out
-    assert "The largest batch that fits is 32." in real.out
+    assert "The largest batch that fits is 32 (it has 16)." in simulated.out
+    assert "The largest batch that fits is 32 (it has 16)." in real.out
     assert "batch 32 fits" in real.err
     assert "batch 33 does not fit" in real.err
     assert real.out.count("epoch 1") == 1
@@ -195,3 +241,13 @@ def test_the_memory_over_the_step_is_shown_and_written(cli: Any) -> None:
     assert "peak 12.00 GiB in the" in ended.out
     assert json.loads(Path("t.json").read_text())[0]["timeline"]["peak_bytes"] == 12 * 1024**3
     assert "The largest holders at the peak, by the line that made them" in Path("t.html").read_text()
+
+
+def test_the_hook_of_pre_commit_fails_where_the_script_does_not_fit(cli: Any, train: Path) -> None:
+    hooks = Path(__file__).parents[3] / ".pre-commit-hooks.yaml"
+    entry = next(line.split()[2:] for line in hooks.read_text().splitlines() if "entry:" in line)
+    command = (*entry, "--device-profile", "rtx-4090", "train.py")
+
+    assert cli(*command).status == 0
+    train.write_text("PEAK_GIB = 30\n")
+    assert cli(*command).status == 1

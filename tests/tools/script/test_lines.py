@@ -85,7 +85,7 @@ def test_what_many_small_modules_hold_is_on_the_lines_that_made_it(run: RunScrip
     assert on_lines["batch", "train.py:9"] == 512 * 128 * 4
     assert on_lines["saved", "train.py:11"] > 0.99 * found.peak_parts.activation_bytes
     by_line = next(table for table in script_tables(found) if "line" in table.title)
-    assert by_line.rows[-1]["name"] == "(memory that no line of the script made)"
+    assert by_line.rows[-1]["name"] == "(what no line made)"
     assert by_line.rows[-1]["kinds"] == "temporaries", "the workspaces that stay"
 
 

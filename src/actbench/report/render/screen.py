@@ -6,7 +6,7 @@ A pipe gets plain lines.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from rich import box
@@ -24,32 +24,63 @@ from actbench.units import counted, format_bytes
 LIMIT = 500
 """Most rows, and most notes, on a terminal."""
 
+NOTE_LINES = 5
+"""Lines that notes take below a table, where nobody asks for all."""
+
 _BOX = box.SIMPLE_HEAD
 
 
 @dataclass(frozen=True)
 class Screen:
-    """The first rows of a table as a rich renderable, in as many columns as fit."""
+    """The first rows of a table as a rich renderable, in as many columns as fit.
+
+    ``note_lines`` is the most lines that its notes take; None for all notes.
+    """
 
     table: Table
+    note_lines: int | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = readable(self.table)
         shown = fitted(replace(table, frame=table.frame.head(LIMIT)), options.max_width)
         yield from (Text(line, style="bold") for line in table.lead)
         yield from console.render(_grid(table.title, shown.text), options)
-        for line in [*shown.told, *table.notes[:LIMIT]]:
+        notes = in_lines(table.notes[:LIMIT], options.max_width, self.note_lines, table.details)
+        for line in [*shown.told, *notes]:
             yield Text(line, style="dim")
         if len(table.frame) > LIMIT or len(table.notes) > LIMIT:
             yield Text(_left_out(len(table.frame), len(table.notes)), style="dim")
 
 
-def show(table: Table, console: Console) -> None:
-    """Print a table with its notes at the width of the console; a pipe gets every row."""
+def show(table: Table, console: Console, note_lines: int | None = None) -> None:
+    """Print a table with its notes at the width of the console; a pipe gets every row.
+
+    ``note_lines`` is as of :class:`Screen`.
+    """
     if console.is_terminal:
-        console.print(Screen(table), crop=False)
+        console.print(Screen(table, note_lines), crop=False)
         return
-    console.file.writelines(f"{line}\n" for line in _lines(readable(table), console.options))
+    console.file.writelines(f"{line}\n" for line in _lines(readable(table), console.options, note_lines))
+
+
+def in_lines(
+    notes: Sequence[str], width: int, most: int | None, details: Collection[str] = frozenset()
+) -> Sequence[str]:
+    """Return the notes that fit into so many lines of a width, in their order, and how many others there are.
+
+    ``details`` have what room the other notes leave. ``most`` None is for all notes.
+    """
+    if most is None or len(list(_paragraphs(notes, width))) <= most:
+        return notes
+    left, shown = most - 1, set[int]()
+    for place in sorted(range(len(notes)), key=lambda place: notes[place] in details):
+        lines = len(list(_paragraphs([notes[place]], width)))
+        if lines <= left or not shown:
+            shown.add(place)
+            left -= lines
+    hidden = len(notes) - len(shown)
+    told = [f"{counted(hidden, 'more note')}: add --verbose; exports have all."] if hidden else []
+    return [*(notes[place] for place in sorted(shown)), *told]
 
 
 def _left_out(rows: int, notes: int) -> str:
@@ -77,7 +108,7 @@ def _grid(title: str, text: Cells) -> Grid:
     return grid
 
 
-def _lines(table: Table, options: ConsoleOptions) -> Iterator[str]:
+def _lines(table: Table, options: ConsoleOptions, note_lines: int | None) -> Iterator[str]:
     """Yield the lines of a whole readable table; the layout is rich's, at a hundredth of the time."""
     told: list[str] = []
     yield from _paragraphs(table.lead, options.max_width)
@@ -93,7 +124,8 @@ def _lines(table: Table, options: ConsoleOptions) -> Iterator[str]:
         yield from _grid_lines(Cells(text.columns, framed(one_line, text.frame)), _BOX.substitute(options))
     else:
         yield ""
-    yield from _paragraphs([*told, *table.notes], options.max_width)
+    notes = in_lines(table.notes, options.max_width, note_lines, table.details)
+    yield from _paragraphs([*told, *notes], options.max_width)
 
 
 def _paragraphs(texts: Sequence[str], width: int) -> Iterator[str]:

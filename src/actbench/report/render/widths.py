@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,15 +57,14 @@ class Fitted:
 
 
 def fitted(table: Table, width: int) -> Fitted:
-    """Return as much of a table as fits in ``width`` characters; columns of detail 0 are there even if they do not."""
+    """Return as much of a table as fits in ``width`` characters; columns of detail 0 stay, but those that yield."""
     text = cells(table)
     kept, natural = text.columns, widths(text)
     if _total(natural, kept) <= width:
         return Fitted(text)
     least = _floors(text, natural, 0)
     while _total(least, kept) > width and (detail := max(column.detail for column in kept)):
-        last = max(place for place, column in enumerate(kept) if column.detail == detail)
-        kept = (*kept[:last], *kept[last + 1 :])
+        kept = _without_last(kept, lambda column: column.detail == detail)
     left_out = [column.title for column in text.columns if column not in kept]
     alike: dict[str, str] = {}
     if _total(least, kept) > width:
@@ -78,6 +77,9 @@ def fitted(table: Table, width: int) -> Fitted:
         left_out += [] if bare.frame.equals(text.frame) else [SPREADS]
         text, natural = bare, widths(bare)
         least = _floors(text, natural, 1)
+    while _total(least, kept) > width and any(column.yields for column in kept):
+        before, kept = kept, _without_last(kept, lambda column: column.yields)
+        left_out += [column.title for column in before if column not in kept]
     names: dict[str, str] = {}
     texts = {column.key: text.frame[column.key] for column in kept}
     slack = width - _total(least, kept)
@@ -90,6 +92,11 @@ def fitted(table: Table, width: int) -> Fitted:
             texts[key] = [short[text] for text in texts[key]]
             names |= {cut: name for name, cut in short.items() if cut != name}
     return Fitted(Cells(kept, framed(texts, text.frame)), tuple(left_out), names, alike)
+
+
+def _without_last(kept: tuple[Column[Any], ...], goes: Callable[[Column[Any]], bool]) -> tuple[Column[Any], ...]:
+    last = max(place for place, column in enumerate(kept) if goes(column))
+    return (*kept[:last], *kept[last + 1 :])
 
 
 def _total(sizes: Mapping[str, int], kept: Sequence[Column[Any]]) -> int:

@@ -6,7 +6,7 @@ Values are in base units; None means that there is nothing to show.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -287,7 +287,10 @@ def names_in(text: str) -> tuple[str, ...]:
 
 
 def selected(
-    names: Sequence[str], identity: Sequence[Column[Entry]], results: Sequence[Column[Entry]]
+    names: Sequence[str],
+    identity: Sequence[Column[Entry]],
+    results: Sequence[Column[Entry]],
+    never_hidden: Collection[str],
 ) -> tuple[Column[Entry], ...]:
     """Return the columns of a table: those that distinguish rows, then the selected ones, in their order.
 
@@ -295,10 +298,12 @@ def selected(
         names: The selected columns. If any is in :data:`IDENTITY`, the table has no other column of these.
         identity: Columns that distinguish rows, with the settings in which rows differ.
         results: The other columns, if nothing is selected.
+        never_hidden: Columns that no terminal is too narrow for. The other selected ones yield to them.
     """
     if not names:
-        return (*identity, *results)
-    asked = {name: replace(CHOICES[name], quiet=False, detail=0) for name in names}
+        kept = {CHOICES[name].key for name in never_hidden}
+        return (*identity, *(replace(each, quiet=False, detail=0) if each.key in kept else each for each in results))
+    asked = {name: replace(CHOICES[name], quiet=False, detail=0, yields=name not in never_hidden) for name in names}
     own, there = {column.name for column in IDENTITY}, {column.name for column in identity}
     if asked.keys() & own:
         shown = (*identity, *(column for column in IDENTITY if column.name not in there))

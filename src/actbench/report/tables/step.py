@@ -16,6 +16,19 @@ from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column
 from actbench.units import MIB, format_bytes
 
+PEAK_KINDS = {
+    "weights_bytes": TITLES["weights"],
+    "gradients_bytes": TITLES["gradients"],
+    "optimizer_bytes": TITLES["optimizer"],
+    "activation_bytes": TITLES["saved"],
+    "cache_bytes": TITLES["cache"],
+    "batch_bytes": TITLES["batch"],
+    "kept_bytes": TITLES["kept"],
+    "communication_bytes": TITLES["communication"],
+    "temporary_bytes": TITLES["temporary"],
+}
+"""Titles of the parts of a peak, by field."""
+
 DEAREST = 10
 """Most operators in a table."""
 

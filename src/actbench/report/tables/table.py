@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from actbench.display import Displayed
 from actbench.model.measured import MeasuredRecord
 from actbench.model.modelspecs import OPTIMIZER
 from actbench.model.provenance import Published
@@ -89,26 +90,33 @@ def _largest(values: Mapping[Group, Value]) -> Iterator[tuple[str, Value]]:
 _PUBLISHED_UNITS: dict[str, Unit] = {"published_accuracy": "share", **{column.key: column.unit for column in RESULTS}}
 
 
-def notes_of(entries: Sequence[Entry], settings: Settings, *, with_estimates: bool) -> tuple[str, ...]:
-    """Return the notes of a table with these rows and settings; ``with_estimates`` has those on estimated times."""
+def notes_of(
+    entries: Sequence[Entry], settings: Settings, *, with_estimates: bool
+) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return the notes of a table with these rows and settings, and those of them that only add details.
+
+    ``with_estimates`` has those on estimated times.
+    """
     records = [entry.record for entry in entries]
+    described, machines, published = settings.described(), list(measured_on(records)), list(_published(records))
+    estimates = list(about_estimates(records)) if with_estimates else []
     lines = chain(
-        settings.described(),
+        described,
         about_largest(records),
-        measured_on(records),
-        _published(records),
+        machines,
+        published,
         failures(((record.case, record.case.scheme, record.outcome) for record in records), names_of_cases),
         about_limits(records),
         about_bounds(records),
         _saving_nothing(entries),
         about_growth((entry.record, entry.exact) for entry in entries),
-        about_estimates(records) if with_estimates else (),
+        estimates,
         _warnings(records),
     )
     notes = dict.fromkeys(lines)
     if any(record.versions.dirty for record in records):
         notes["Rows marked uncommitted were measured with changes that no commit holds."] = None
-    return tuple(notes)
+    return tuple(notes), frozenset([*described, *machines, *published, *estimates])
 
 
 def _published(records: Sequence[MeasuredRecord]) -> Iterable[str]:
@@ -148,7 +156,7 @@ def _warnings(records: Sequence[MeasuredRecord]) -> Iterable[str]:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class Table(Displayed):
     """Rows of raw values in base units; ``columns`` has no column without any value.
 
     Attributes:
@@ -159,6 +167,7 @@ class Table:
         lead: Sentences above the rows: the answer that they support.
         curve: What a page draws of it.
         code: Code to paste, each with a heading, for Markdown and pages.
+        details: The notes that are left out first where there is little room.
     """
 
     title: str
@@ -168,6 +177,7 @@ class Table:
     lead: tuple[str, ...] = ()
     curve: Curve | None = None
     code: tuple[tuple[str, str], ...] = ()
+    details: frozenset[str] = frozenset()
 
     @property
     def rows(self) -> list[dict[str, Value]]:
@@ -203,7 +213,7 @@ def results_table(records: Sequence[MeasuredRecord], title: str = "Results", col
 
     ``columns`` are the names of the columns to show; empty for all; see :mod:`actbench.report.tables.columns`.
     """
-    return _results_table(join(records), title, columns)
+    return _results_table(join(records), title, columns, columns)
 
 
 def estimates_table(records: Sequence[MeasuredRecord], title: str = "Estimates against measurements") -> Table:
@@ -216,28 +226,27 @@ def report_tables(
     title: str = "Results",
     columns: Sequence[str] = (),
     schemes: Sequence[str] = (),
+    never_hidden: Sequence[str] | None = None,
 ) -> tuple[Table, ...]:
     """Return the comparison of schemes and, if there are estimates, their table.
 
     With ``columns``, as for :func:`results_table`, return only the comparison. Rows are in the order of ``schemes``, as
-    records spell them; those of others follow.
+    records spell them; those of others follow. ``never_hidden`` are the names of columns that stay where a terminal is
+    narrow and where they say nothing; None for all of ``columns``.
     """
     entries = join(records, schemes)
-    results = _results_table(entries, title, columns)
+    results = _results_table(entries, title, columns, columns if never_hidden is None else never_hidden)
     estimates = _estimates_table([] if columns else entries)
     return (results, estimates) if len(estimates.frame) else (results,)
 
 
-def _results_table(entries: Sequence[Entry], title: str, names: Sequence[str]) -> Table:
+def _results_table(entries: Sequence[Entry], title: str, names: Sequence[str], never_hidden: Sequence[str]) -> Table:
     settings = Settings(entries)
-    columns = selected(names, _identity(entries, settings), _results(entries))
-    return fill(
-        title,
-        [each for column in columns for each in with_seeds(column)],
-        entries,
-        notes_of(entries, settings, with_estimates=any(column.key.startswith("estimated_") for column in columns)),
-        asked=names,
-    )
+    columns = selected(names, _identity(entries, settings), _results(entries), never_hidden)
+    is_estimated = any(column.key.startswith("estimated_") for column in columns)
+    notes, details = notes_of(entries, settings, with_estimates=is_estimated)
+    shown = [each for column in columns for each in with_seeds(column)]
+    return replace(fill(title, shown, entries, notes, asked={*names, *never_hidden}), details=details)
 
 
 def _estimates_table(entries: Sequence[Entry], title: str = "Estimates against measurements") -> Table:

@@ -132,6 +132,7 @@ class Column(Generic[Item]):
         estimate_of: Key of the column in whose cells this one stands where it has a value; a file has both.
         mark: How such a value is marked.
         detail: Where a terminal is narrow, columns of the highest detail are left out first; those of 0 never.
+        yields: Whether it is left out, the last first, where nothing else makes a table narrow enough.
         quiet: Whether only CSV has it, unless it is asked for.
         short: What ``--columns`` calls it, where that is not its title.
     """
@@ -145,6 +146,7 @@ class Column(Generic[Item]):
     estimate_of: str | None = None
     mark: str = "{} est."
     detail: int = 0
+    yields: bool = False
     quiet: bool = False
     short: str = ""
 

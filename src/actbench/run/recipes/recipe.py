@@ -75,15 +75,22 @@ class Recipe(BaseRecipe):
         """The columns to show: those that were chosen, then those without which another setting shows nothing."""
         batches = {rows for grid in self.workload for rows in grid.batch_size}
         of_rows = {"model": len(self.models) > 1, "batch": len(batches) > 1, "meter": len(self.meters) > 1}
+        # without any of them a table has all that distinguish rows
+        telling = [name for name, is_needed in of_rows.items() if is_needed and {"scheme", *of_rows} & {*self.columns}]
+        return tuple(dict.fromkeys([*self.columns, *self.asked_columns, *telling])) if self.columns else ()
+
+    @property
+    def asked_columns(self) -> tuple[str, ...]:
+        """The columns with the answers to what settings ask for: they are shown however narrow a terminal is."""
+        writes = any(grid.generate for grid in self.workload)
         asked = {
             "largest-batch": self.measure.largest_batch,
+            "longest-prompt": self.measure.largest_batch and writes,
             "over-limit": self.measure.memory_limit is not None,
             "peak-vs-previous": self.cumulative,
-            # without any of them a table has all that distinguish rows
-            **(of_rows if {"scheme", *of_rows} & {*self.columns} else {}),
+            "cache": writes,
         }
-        more = (name for name, is_asked in asked.items() if is_asked and name not in self.columns)
-        return (*self.columns, *more) if self.columns else ()
+        return tuple(name for name, is_asked in asked.items() if is_asked)
 
     @property
     def code(self) -> tuple[str, ...]:

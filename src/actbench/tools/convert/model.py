@@ -7,13 +7,14 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from actbench import scheme as schemes
+from actbench.display import Displayed
 from actbench.errors import ConversionError, SpecError, check_argument
 from actbench.model.records import Site, Unreached
 from actbench.packing.forwardwrapper import refuse_data_parallel
@@ -24,12 +25,15 @@ from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup
 from actbench.tools.convert.changes import Changes, noting
 
+if TYPE_CHECKING:
+    from actbench.report.tables import Table
+
 _MARK = "actbench_conversion"
 _EXAMPLE = "example"
 
 
 @dataclass(frozen=True)
-class Conversion:
+class Conversion(Displayed):
     """The mark that :func:`convert` leaves on a model: what it changed.
 
     Attributes:
@@ -67,6 +71,12 @@ class Conversion:
         for marked in {model, self._changes.converted}:
             vars(marked).pop(_MARK, None)
         return model
+
+    def drawn(self) -> list[Table]:
+        """Return what a notebook shows."""
+        from actbench.tools.convert.report import sites_table  # which a training loop needs not
+
+        return [sites_table(self.sites, f"Converted by {self.scheme}", fold=True)]
 
     def refuse_lost(self) -> None:
         """Raise a ConversionError if the conversion cannot be undone."""

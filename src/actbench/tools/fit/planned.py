@@ -11,12 +11,14 @@ from typing import Any
 from pydantic import ValidationError
 from torch import nn
 
+from actbench.display import Displayed
 from actbench.errors import UsageError, check_argument
 from actbench.keywords import check_keywords
 from actbench.model.declared import check_model, device_named
 from actbench.model.gradient import Gradient
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Optimizer
+from actbench.report.tables import Table
 from actbench.scheme import apply
 from actbench.scheme.setup import TrainingSetup
 from actbench.tools.convert.model import convert
@@ -25,6 +27,7 @@ from actbench.tools.fit.fit import fit as find
 from actbench.tools.fit.fitting import Means
 from actbench.tools.fit.records import Asked, Training, Tried
 from actbench.tools.fit.shortlist import Fitted
+from actbench.tools.fit.tables import FIT_TITLE, tables_of
 from actbench.units import parse_bytes
 from actbench.validation import explain
 
@@ -81,7 +84,7 @@ class PlannedStep:
 
 
 @dataclass(frozen=True)
-class FitResult:
+class FitResult(Displayed):
     """What a fit found.
 
     Attributes:
@@ -108,6 +111,10 @@ class FitResult:
     def fits(self) -> bool:
         """Whether some plan fits and is fast enough."""
         return bool(self.plans)
+
+    def drawn(self) -> list[Table]:
+        """Return what a notebook shows: the table of plans."""
+        return list(tables_of(self._found, FIT_TITLE))[:1]
 
     def frontier(self, *, exact: bool = True) -> tuple[PlannedStep, ...]:
         """Return the plans that no other undercuts in both bytes and time, the fastest first.

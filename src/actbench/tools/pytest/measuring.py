@@ -40,6 +40,7 @@ def on_card(item: pytest.Function) -> Iterator[None]:
                     memory_limit_bytes=asked.limit_bytes,
                     folder=item.config.rootpath,
                     script=item.path,
+                    warns=False,
                 )
             )
         yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -56,6 +57,7 @@ class Session:
 
     Attributes:
         reads_blocks: Whether a simulation tells what each block of the model holds and takes.
+        seconds: How long the script took, once it ran.
         tried: Told of each trial of a search for the largest batch.
         said: Told of each step.
     """
@@ -69,6 +71,7 @@ class Session:
         self._wants_timeline = timeline
         self._profile = profiles.get(case.device_profile or profiles.DEFAULT)
         self._scheme = schemes.build(case.scheme)
+        self.seconds = 0.0
         self.tried: Callable[[int, bool], object] = lambda batch_size, fits: None
         self.said: Callable[[str], object] = lambda text: None
 
@@ -78,7 +81,9 @@ class Session:
         Raises:
             ActbenchError: The script came to no step; see :func:`actbench.tools.script.launching.run`.
         """
+        began = time.monotonic()
         searched, found = None, forked(lambda finish: self._run(self.script, self._say, finish))
+        self.seconds = time.monotonic() - began
         if isinstance(found, Failure):
             raise ScriptError(found)
         if self.case.find_largest_batch:
@@ -92,6 +97,10 @@ class Session:
                 "largest_batch_search": searched,
             }
         )
+
+    def run_as_it_is(self, finish: Finish) -> Measurement:
+        """Run the script in this process, which is its own, and say nothing of its steps."""
+        return self._run(self.script, _quiet, finish)
 
     def time(self, steps: int) -> None:
         """Return None: a script times its own steps, as far as they are computed."""

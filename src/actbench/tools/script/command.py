@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -27,10 +26,18 @@ from actbench.cli.printing import (
 from actbench.cli.timeline import CurveFlags, export_timelines, show_timelines, tables_of
 from actbench.errors import UsageError, encodable
 from actbench.model.measured import MeasuredRecord, Measurement
-from actbench.model.records import Case, Failure
+from actbench.model.records import Case
 from actbench.model.scripts import Script
 from actbench.report.plain import plain
-from actbench.tools.script.declared import BENCH, check_script, misplaced, name_and_title, with_options, written
+from actbench.tools.script.declared import (
+    BENCH,
+    FOLLOWED_UP,
+    check_script,
+    misplaced,
+    name_and_title,
+    with_options,
+    written,
+)
 from actbench.units import MOST_PROCESSES, parse_bytes
 
 Target = Annotated[
@@ -106,9 +113,10 @@ def run_script(
 
     The script runs on fake tensors, in a separate process, until two steps of its optimizer are equal. Its data is
     loaded for real, no weight is computed, and it ends before it saves anything, or with --whole at its own end.
-    The output says whether a step fits and how much memory is missing, then the peak by phase, kind, line of the
-    script and module, the estimated time, and schemes worth trying. Each --scheme adds a row to compare with the
-    unchanged script.
+    The output ends with whether a step fits, the best remedy to paste with what it needs, and the largest batch that
+    fits: the script runs a few more times for these, as far as each takes no more than some 20 s. --verbose adds the
+    peak by phase, kind, line of the script and module, the estimated time, and all schemes worth trying. Each --scheme
+    adds a row to compare with the unchanged script.
     --quiet also hides what the script prints.
 
     Options come before the script; everything after it belongs to the script. Its code runs as python would run it:
@@ -167,7 +175,8 @@ def run_script(
         comparison = None if force else stored_results(*named, found, output, **settled)
         if comparison is None:
             # its imports and those of this process take seconds each: they go on side by side
-            server = held.enter_context(ForkServer(BENCH))
+            bench = BENCH if specs or exports.columns else FOLLOWED_UP
+            server = held.enter_context(ForkServer(bench))
             from actbench.tools.script import experiment as scripts  # which imports torch
 
             comparison = scripts.run(
@@ -179,10 +188,20 @@ def run_script(
                 force=force,
                 printed=None if progress.quiet else (out, sys.stderr),
                 server=server,
+                bench=bench,
                 **settled,
             )
+    asked = {"largest-batch": device.max_batch, "over-limit": device.memory_limit is not None or require_fit}
+    answering = tuple(name for name, is_asked in asked.items() if is_asked)
     _show(
-        comparison.records, columns, curve, exports, is_quiet=progress.quiet, is_assumed=device.device_profile is None
+        comparison.records,
+        columns,
+        answering,
+        curve,
+        exports,
+        is_quiet=progress.quiet,
+        is_verbose=progress.verbose,
+        is_assumed=device.device_profile is None,
     )
     finish(comparison, (), beside=exports, require_fit=require_fit)
 
@@ -226,25 +245,33 @@ def _case(script: Script, meter: Literal["simulated", "cpu", "cuda"], device: De
 def _show(
     records: Sequence[MeasuredRecord],
     columns: tuple[str, ...],
+    asked: tuple[str, ...],
     curve: CurveFlags,
     exports: ResultFlags,
     *,
     is_quiet: bool,
+    is_verbose: bool,
     is_assumed: bool,
 ) -> None:
     """Print what came of a script, and write the files.
 
-    ``is_assumed`` says that nobody named the card. Quiet users know what is made up.
+    ``asked`` are the columns that other flags ask for, beside those of --columns, if any. ``is_assumed`` says that
+    nobody named the card. Quiet users know what is made up.
     """
     from actbench.report.advice import about_limits
     from actbench.report.render.formats import json_lines
+    from actbench.report.render.screen import NOTE_LINES, in_lines
     from actbench.report.tables import report_tables
+    from actbench.tools.script.answer import answer
+    from actbench.tools.script.bar import peak_bar
     from actbench.tools.script.tables import script_tables
-    from actbench.tools.script.verdict import about_card, about_values, verdict
+    from actbench.tools.script.verdict import about_card, about_values, shown_name, verdict
 
     unchanged, compares = records[0], len(records) > 1 or bool(columns)
     of_script = list(script_tables(unchanged.outcome))
-    shown = report_tables(records, f"What does each scheme save on {unchanged.case.model}?", columns)
+    title = f"What does each scheme save on {shown_name(unchanged.case)}?"
+    names = tuple(dict.fromkeys([*columns, *asked]))
+    shown = report_tables(records, title, names if columns else (), never_hidden=names)
     export(
         exports,
         (*shown[:1], *of_script, *tables_of(records)),
@@ -252,68 +279,56 @@ def _show(
         title=unchanged.case.model,
         records=records,
     )
+    printed, script = console(readers(exports)), unchanged.case.script
+    assert script is not None
+    command = partial(_with_options, script)
     if is_assumed and unchanged.case.meter == "simulated":
         _say([about_card(unchanged)], exports)
-    _say(verdict(unchanged), exports)
-    show(*of_script, beside=exports)
-    told = [] if is_quiet else about_values(unchanged)
+    if is_verbose:
+        show(*of_script, beside=exports)
+    elif script.whole:
+        show(*of_script[:1], beside=exports)
+    if isinstance(unchanged.outcome, Measurement) and not compares:
+        for line in peak_bar(unchanged.outcome, printed.width, coloured=printed.color_system is not None):
+            printed.print(line)
     if compares:
-        show(*shown, beside=exports)
-        _say(told, exports)
-    else:
-        notes = [note for note in shown[0].notes if note not in about_limits(records)]  # the verdict says more
-        _say([*notes, *told], exports)
-        _say(_worth_trying(unchanged), exports)
+        show(*shown, beside=exports, all_notes=is_verbose)
+    more = verdict(unchanged)[1:]
+    told = [] if is_quiet else about_values(unchanged)
+    if not compares:
+        told = [*shown[0].notes, *told]
+        told = [note for note in told if note not in about_limits(records)]  # the verdict says more
+    notes = in_lines([*more, *told], printed.width, None if is_verbose else NOTE_LINES, shown[0].details)
+    _say(notes, exports)
+    if is_verbose and not compares:
+        _say(_worth_trying(unchanged, command), exports)
     if curve.timeline:
         show_timelines(records, exports)
     export_timelines(records, curve)
+    _say(verdict(unchanged)[:1] if compares else answer(unchanged, command), exports)
 
 
-def _worth_trying(record: MeasuredRecord) -> list[str]:
-    from actbench.tools.script.suggestions import free_remedies, has_room, suggestions
+def _with_options(script: Script, *options: str) -> str:
+    return with_options(sys.argv[1:], script, options)
+
+
+def _worth_trying(record: MeasuredRecord, command: Callable[..., str]) -> list[str]:
+    from actbench.tools.fit.paste import lines_for
+    from actbench.tools.script.answer import planning
+    from actbench.tools.script.suggestions import free_remedies, suggestions
 
     measured = record.outcome
-    if isinstance(measured, Failure):
+    if not isinstance(measured, Measurement):
         return []
-    if has_room(measured) and measured.largest_batch is None and measured.growth is None:
-        return _larger_batch(record.case, measured)
     free, found = free_remedies(measured), suggestions(measured)
-    before = ["", "Free of cost:", *(f"  {each}" for each in free)] if free else []
+    lines = ["", "Free of cost:", *(f"  {each}" for each in free)] if free else []
     if not found:
-        return before
-    from actbench.tools.fit.paste import lines_for
-
-    assert record.case.script is not None
-    compared = with_options(sys.argv[1:], record.case.script, ("--scheme", "NAME"))
-    lines = [*before, "", f"Worth trying; to see what each saves and costs: {compared}"]
+        return lines
+    lines += ["", f"Worth trying; to see what each saves and costs: {command('--scheme', 'NAME')}"]
     for each in found:
         lines.append(f"  {each.scheme}: {each.reason}")
         lines += [f"    {line}" for line in lines_for(each.scheme, measured.optimizer)]
-    return [*lines, *_planning(record.case, record.case.script, measured)]
-
-
-def _larger_batch(case: Case, measured: Measurement) -> list[str]:
-    """Return the command that finds the largest batch; none where a script has no loader whose batch can change."""
-    has_loader = measured.built is not None and measured.built.batch_size is not None
-    if case.script is None or case.script.whole or case.meter == "cuda" or not has_loader:
-        return []
-    command = with_options(sys.argv[1:], case.script, ("--max-batch",))
-    return ["", f"Most of the memory is free; to see how large a batch fits: {command}"]
-
-
-def _planning(case: Case, script: Script, measured: Measurement) -> list[str]:
-    """Return the command that plans for the script; none where fit can make no plan: it needs times of one card."""
-    if script.processes > 1 or measured.estimated is None:
-        return []
-    limit = None if case.memory_limit_bytes is None else f"{case.memory_limit_bytes}B"
-    named = {
-        "--script": script.text,
-        "--device-profile": case.device_profile,
-        "--memory-limit": limit,
-        "--batch-size": script.batch_size,
-    }
-    words = [str(word) for flag, value in named.items() if value is not None for word in (flag, value)]
-    return [f"Or plan schemes block by block: {shlex.join(['actbench', 'fit', *words])}"]
+    return [*lines, *planning(record.case, measured), ""]
 
 
 def _say(lines: Sequence[str], exports: ResultFlags) -> None:

@@ -21,6 +21,9 @@ from actbench.units import MIB
 BENCH: Final = "actbench.tools.script.bench"
 """The module that runs scripts, in processes of their own."""
 
+FOLLOWED_UP: Final = "actbench.tools.script.followup"
+"""As :data:`BENCH`, and with more simulations, which answer what is asked next."""
+
 MOST_BYTES = 16 * MIB
 """Largest script that is read."""
 

@@ -72,6 +72,7 @@ def run(
     progress: Progress | None = None,
     printed: tuple[TextIO, TextIO] | None = None,
     server: ForkServer | None = None,
+    bench: str = BENCH,
 ) -> ExperimentResult[MeasuredRecord]:
     """Run a script unchanged, and with each scheme, as far as the results file does not hold it yet.
 
@@ -85,8 +86,8 @@ def run(
         retry_failed: Whether to run again what it holds and failed.
         progress: Told what happens.
         printed: Where standard output and error of the unchanged script go while it runs; None for nowhere.
-        server: One of :data:`~actbench.tools.script.declared.BENCH` that was started before; one is started unless
-            given.
+        server: One of ``bench`` that was started before; one is started unless given.
+        bench: The module that runs scripts.
 
     Raises:
         UsageError: As of :func:`plan`.
@@ -106,7 +107,7 @@ def run(
             force=force,
             retry_failed=retry_failed,
             progress=progress,
-            bench=BENCH,
+            bench=bench,
             preload=(),
             printed=None if folder is None else str(folder),
         )

@@ -43,6 +43,9 @@ def simulate(device_profile: str, **options: Any) -> Simulation:
         device_profile: A name of ``actbench devices``, or a ``.toml`` file.
         options: Those of :class:`Simulation`.
 
+    Warns:
+        UserWarning: The block ended, and a step does not fit.
+
     Raises:
         UsageError: There is no such device, or an option has a value that cannot be used.
     """
@@ -56,7 +59,7 @@ def simulate(device_profile: str, **options: Any) -> Simulation:
     caller = Path(sys._getframe(1).f_code.co_filename)
     if caller.is_file():
         options = {"folder": caller.parent, "script": caller, **options}
-    return Simulation(profiles.get(device_profile), **options)
+    return Simulation(profiles.get(device_profile), **{"warns": True, **options})
 
 
 def _check_scheme(scheme: Any) -> None:

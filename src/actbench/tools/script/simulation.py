@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -15,12 +16,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.device.card import believed, refuse_nested
 from actbench.device.patches import interrupts_wait
+from actbench.display import Displayed
 from actbench.errors import MeasurementError
 from actbench.measuring.meters.stepevents import Origin
 from actbench.model.measured import Measurement, Remedy
 from actbench.model.timeline import Timeline
 from actbench.ops.simulation import repeated_by
 from actbench.report.render import markdown
+from actbench.report.tables import Table
 from actbench.scheme import Scheme
 from actbench.simulator import known, profiles
 from actbench.simulator.card import simulated
@@ -60,7 +63,7 @@ from actbench.tools.script.threads import threads_followed
 from actbench.tools.script.untrained import Untrained
 from actbench.tools.script.values import ScriptMode
 from actbench.tools.script.whole import Whole
-from actbench.units import MIB
+from actbench.units import MIB, format_bytes
 
 HOST_INTEGERS_BYTES = 512 * MIB
 """Tensors of integers and booleans in host memory are real up to this size: files of 100 million tokens are read."""
@@ -74,7 +77,7 @@ _ADD = torch.ops.aten.add_.Tensor
 _UNTIMED = "No step time is estimated: the speed of {} is unknown; 'actbench devices' marks cards with times est."
 
 
-class Simulation:
+class Simulation(Displayed):
     """Runs the training steps inside its block on fake tensors, on a card that is not there.
 
     The block ends by itself after two equal steps in a row, or after ``steps`` steps.
@@ -92,6 +95,7 @@ class Simulation:
         script: The user's file, if it is somewhere else.
         reads_blocks: Whether the measurement tells what each block of the model holds and takes.
         whole: Whether the script runs to its end, and all parts of its run are measured.
+        warns: Whether a step that does not fit is a warning when the block has ended.
         stepped: Told of each step that ended, and of its number.
         ended: Told of the measurement of a script that goes on when its run has ended.
     """
@@ -111,6 +115,7 @@ class Simulation:
         script: Path | None = None,
         reads_blocks: bool = False,
         whole: bool = False,
+        warns: bool = False,
         stepped: Callable[[int, Step], object] = lambda number, step: None,
         ended: Callable[[Measurement], object] = lambda found: None,
     ) -> None:
@@ -125,7 +130,7 @@ class Simulation:
         self.bounds = Bounds(self.lines.line)
         self._applied = None if scheme is None else Applied(scheme)
         self._batches = Batches(batch_size, are_needed=needs_batches)
-        self._limit, self._stepped = steps, stepped
+        self._limit, self._stepped, self._warns = steps, stepped, warns
         self.ending = Ending(lambda: ended(self.measurement))
         self.processes, self._unmodelled = processes, Unmodelled(profile)
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
@@ -228,6 +233,11 @@ class Simulation:
             self._stack.close()  # where it came before the block began
             raise
         self.ending.done()
+        self._mode.is_over = True
+        if self._warns and isinstance(error, Ended | None) and self._held is not None and not self.fits:
+            over, limit = self.measurement.over_limit_bytes or 0, self.measurement.memory_limit_bytes or 0
+            told = f"a step does not fit: it needs {format_bytes(over)} more than {format_bytes(limit)} (card.fits)"
+            warnings.warn(f"simulated {self.profile.name}: {told}", stacklevel=2)
         return isinstance(error, Ended)
 
     @contextmanager
@@ -253,6 +263,24 @@ class Simulation:
     def peak_bytes(self) -> int:
         """The most bytes allocated on the card in a step."""
         return self.measurement.peak_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether a step fits into the memory that it may use."""
+        return self.measurement.fits
+
+    def __repr__(self) -> str:
+        """Return the card with what is known of the step, if one ended."""
+        known = self._measured is not None or self._held is not None
+        return f"<simulated {self.profile.name}: {self.measurement.ending if known else 'no step ended'}>"
+
+    def drawn(self) -> list[Measurement | Table | str]:
+        """Return what a notebook shows."""
+        try:
+            found = self.measurement
+        except MeasurementError as error:
+            return [f"{self.profile.name}: {error}"]
+        return [f"A step on a simulated {self.profile.name}:", found, *list(script_tables(found))[-1:]]
 
     def table(self) -> str:
         """Return the peak by phase, by kind, by line and by module as Markdown."""

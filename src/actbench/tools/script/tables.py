@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -9,22 +11,10 @@ from actbench.model.advice import STEP
 from actbench.model.measured import Measurement, Outcome, RunEvent, RunPart
 from actbench.model.records import Phase
 from actbench.model.timeline import OTHER, TITLES, Holder, Timeline
-from actbench.report.tables.step import LARGEST, display_holder
+from actbench.report.tables.step import LARGEST, PEAK_KINDS, display_holder
 from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column, quotient
 from actbench.units import counted
-
-_KINDS = {
-    "weights_bytes": TITLES["weights"],
-    "gradients_bytes": TITLES["gradients"],
-    "optimizer_bytes": TITLES["optimizer"],
-    "activation_bytes": TITLES["saved"],
-    "cache_bytes": TITLES["cache"],
-    "batch_bytes": TITLES["batch"],
-    "kept_bytes": TITLES["kept"],
-    "communication_bytes": TITLES["communication"],
-    "temporary_bytes": TITLES["temporary"],
-}
 
 
 def script_tables(measured: Outcome) -> Iterator[Table]:
@@ -42,6 +32,9 @@ def script_tables(measured: Outcome) -> Iterator[Table]:
         if any(holder.line for holder in timeline.holders):
             yield _holders("by the line that made them", _LINE, timeline)
         yield _holders("by module", _MODULE, timeline)
+
+
+_LONGEST_NAME = 44  # so that a table of holders has all columns in 100 characters
 
 
 @dataclass(frozen=True)
@@ -116,7 +109,7 @@ def _kinds_table(measured: Measurement) -> Table:
     found = measured.peak_parts.model_dump() if measured.peak_parts else {}
     rows = [
         _Held(title, found[part], quotient(found[part], measured.peak_bytes))
-        for part, title in _KINDS.items()
+        for part, title in PEAK_KINDS.items()
         if found[part]
     ]
     return fill("What the peak is made of", _columns("Kind"), rows)
@@ -131,11 +124,11 @@ class _Named:
     nameless: str
 
 
-_LINE = _Named("Line", lambda holder: holder.line, "memory that no line of the script made")
+_LINE = _Named("Line", lambda holder: holder.line, "what no line made")
 _MODULE = _Named(
     "Module",
     lambda holder: None if holder.module == OTHER else display_holder(holder),
-    "small tensors of any module",
+    "small tensors",
 )
 
 
@@ -146,13 +139,32 @@ def _holders(how: str, named: _Named, timeline: Timeline) -> Table:
         if holder.kind != "host":
             alike.setdefault(named.name(holder), []).append(holder)
     nameless = alike.pop(None, [])
-    rows = [_held(name, holders, timeline) for name, holders in alike.items() if name is not None]
-    rows.sort(key=lambda row: -row.held_bytes)
-    rest = [holder for row in rows[LARGEST:] for holder in alike[row.name]] + nameless
+    alike = _equal_blocks(alike) if named is _MODULE else alike
+    rows = [(_held(name, holders, timeline), holders) for name, holders in alike.items() if name is not None]
+    rows.sort(key=lambda row: -row[0].held_bytes)
+    rest = [holder for _, holders in rows[LARGEST:] for holder in holders] + nameless
     parts = [counted(len(rows) - LARGEST, f"smaller {named.title.lower()}")] if len(rows) > LARGEST else []
     parts += [named.nameless] if nameless else []
-    shown = [*rows[:LARGEST], *([_held(f"({' and '.join(parts)})", rest, timeline)] if rest else [])]
+    largest = [row for row, _ in rows[:LARGEST]]
+    shown = [*largest, *([_held(f"({' and '.join(parts)})", rest, timeline)] if rest else [])]
     return fill(f"The largest holders at the peak, {how}", _columns(named.title), shown)
+
+
+def _equal_blocks(alike: dict[str | None, list[Holder]]) -> dict[str | None, list[Holder]]:
+    """Return holders by module, with one name for blocks that hold the same bytes: ``blocks.*``."""
+    equal: dict[tuple[str, int], list[str]] = {}
+    for name, holders in alike.items():
+        if name is not None:
+            pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+            equal.setdefault((pattern, sum(holder.held_bytes for holder in holders)), []).append(name)
+    shared = Counter(pattern for (pattern, _), names in equal.items() if len(names) > 1)
+    found: dict[str | None, list[Holder]] = {}
+    for (pattern, _), names in equal.items():
+        if len(names) == 1 or shared[pattern] > 1 or pattern in alike:
+            found.update({name: alike[name] for name in names})
+        else:
+            found[pattern] = [holder for name in names for holder in alike[name]]
+    return found
 
 
 def _held(name: str, holders: Sequence[Holder], timeline: Timeline) -> _Held:
@@ -161,4 +173,6 @@ def _held(name: str, holders: Sequence[Holder], timeline: Timeline) -> _Held:
         kinds[TITLES[holder.kind]] = kinds.get(TITLES[holder.kind], 0) + holder.held_bytes
     total = sum(kinds.values())
     ranked = sorted(kinds, key=lambda kind: -kinds[kind])
-    return _Held(name, total, quotient(total, timeline.peak_bytes), ", ".join(ranked))
+    more = f", {len(ranked) - 1} more" if len(ranked) > 1 else ""
+    shown = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+    return _Held(shown, total, quotient(total, timeline.peak_bytes), f"{ranked[0]}{more}")

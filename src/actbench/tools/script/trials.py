@@ -107,6 +107,7 @@ def largest_batch(
         known[other] = fits(other)
     needed = [(batch, trial.needed_bytes or 0) for batch, trial in known.items()]
     guess = search.predict(needed[0], needed[-1], limit_bytes)
+    guess = None if guess is None else max(guess, 0)  # below 0 where not even the weights fit
     found = search.largest(fits, memory_limit_bytes=limit_bytes, predicted=guess, known=known)
     trials = found.trials + len(known) - bool(rows)
     return found.model_copy(update={"trials": trials, "estimated_step_seconds": seconds.get(found.batch_size)})

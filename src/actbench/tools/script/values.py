@@ -48,11 +48,15 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
     Args:
         at_most: Told what makes the bytes an upper bound.
         shared: Told what makes them an estimate, by equal shares.
+
+    Attributes:
+        is_over: Whether the simulation has ended: what asks for unknown values then is refused.
     """
 
     def __init__(self, at_most: Callable[[str], object], shared: Callable[[str], object]) -> None:
         super().__init__()
         self._at_most, self._shared = at_most, shared
+        self.is_over = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operator, and note what the values in its result are taken for, and below what number they are."""
@@ -105,7 +109,12 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         """Return a plausible value, or a result of the largest shape; an UntraceableError for other operators.
 
         NotImplemented for an operator whose arguments decide that no value is needed.
+
+        Raises:
+            UntraceableError: The simulation is over: who asks for a value now would take a made-up one for real.
         """
+        if self.is_over:
+            raise UntraceableError(_OVER)
         match func._schema.name:
             case "aten::_local_scalar_dense" | "aten::item":  # the second in inference mode
                 return plausible.one(args[0])
@@ -136,6 +145,12 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         if found is not None and isinstance(args[1], FakeTensor):
             known.keep(args[1], found)
         return result
+
+
+_OVER = (
+    "this tensor was made on a simulated card, whose simulation is over, and it has no values: make the model again "
+    "outside of it, and compute on a device that is there"
+)
 
 
 def _placed(func: Any, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from actbench.model.advice import PHASES
 from actbench.model.context import CONTEXT_BYTES
 from actbench.model.measured import MeasuredRecord, Measurement, RunEvent
-from actbench.model.records import differ
+from actbench.model.records import Case, differ
 from actbench.report.advice import needed_bytes
 from actbench.report.sentences import rows_of
 from actbench.report.tables.values import step_time
 from actbench.tools.script.tables import PARTS
-from actbench.units import GIB, counted, format_bytes, format_seconds
+from actbench.units import counted, format_bytes, format_seconds
 
 
 def verdict(record: MeasuredRecord) -> list[str]:
-    """Return whether memory runs out and by how much, what the allocator adds, and what is left to a CUDA context.
+    """Return whether memory runs out and by how much, and what more is known of it.
 
     The first line is the worst that is known. A failed record has no verdict.
     """
@@ -30,10 +30,9 @@ def verdict(record: MeasuredRecord) -> list[str]:
     lines = [*fits, *_grows(record, measured)] if is_worst else [*_grows(record, measured), *fits]
     if (seconds := step_time(measured.step_seconds)) is not None:
         lines.append(f"A step takes {format_seconds(seconds.value)}, measured.")
-    if measured.largest_batch is not None:
-        lines.append(f"The largest batch that fits is {measured.largest_batch}.")
-    if measured.simulated == "cuda":
-        lines.append(_about_context(record))
+    if measured.simulated == "cuda" and not _is_whole_card(record):
+        context = format_bytes(CONTEXT_BYTES)
+        lines.append(f"The CUDA context of a process takes some {context} more: the limit is taken as it was given.")
     return lines
 
 
@@ -70,25 +69,31 @@ def device_of(record: MeasuredRecord) -> str:
 
 def _fits(record: MeasuredRecord, measured: Measurement) -> str:
     limit, over, what = measured.memory_limit_bytes, measured.over_limit_bytes, _what(record)
-    peak = _peak(record, measured)
+    needs = _needs(record, measured)
     if limit is None:
-        return f"{what}: {peak}; how much memory {device_of(record)} has is not known."
-    room = _room(record, limit)
-    if over is None:
-        left = format_bytes(max(0, limit - needed_bytes(measured)))
-        return f"{what} fits into {room}, with {left} to spare: {peak}."
-    does_not = "does not fit into"
-    if measured.at_most:
-        does_not = "may not fit into"
-    elif over <= CONTEXT_BYTES and _is_whole_card(record):  # contexts differ
-        does_not = "will probably not fit into"
-    return f"{what} {does_not} {room}: {format_bytes(over)} are missing. {peak[0].upper()}{peak[1:]}."
+        return f"{what}: {needs}; how much memory {device_of(record)} has is not known."
+    left = format_bytes(over if over is not None else max(0, limit - needed_bytes(measured)))
+    fits, ending = "fits", f"{left} are to spare"
+    if over is not None:
+        ending = f"{left} are missing"
+        fits = "may not fit" if measured.at_most else "does not fit"
+        if not measured.at_most and over <= CONTEXT_BYTES and _is_whole_card(record):  # contexts differ
+            fits = "will probably not fit"
+    return f"{what} {fits} {_where(record, limit)}: {needs} of {_room(record, limit)}; {ending}."
+
+
+def _where(record: MeasuredRecord, limit: int) -> str:
+    if record.case.memory_limit_bytes is not None:
+        return "within the limit"
+    return f"{'into' if record.case.meter == 'cpu' else 'on'} {device_of(record)}"
 
 
 def _room(record: MeasuredRecord, limit: int) -> str:
     if record.case.memory_limit_bytes is not None:
-        return f"the limit of {format_bytes(limit)}"
-    return f"the {format_bytes(limit)} that {device_of(record)} has for it"
+        return f"{format_bytes(limit)}"
+    if _is_whole_card(record):
+        return f"the {format_bytes(limit)} beside the CUDA context ({format_bytes(CONTEXT_BYTES)})"
+    return f"its {format_bytes(limit)}"
 
 
 def _survives(record: MeasuredRecord, measured: Measurement) -> str:
@@ -103,7 +108,8 @@ def _survives(record: MeasuredRecord, measured: Measurement) -> str:
     failing = [each for each in measured.events if each.over_limit_bytes]
     if not failing:
         left = format_bytes(max(0, limit - _needed(worst)))
-        return f"{_what(record)} fits into {room} in all parts of its run, with {left} to spare: {needed}."
+        where = _where(record, limit)
+        return f"{_what(record)} fits {where} in all parts of its run: {needed} of {room}; {left} are to spare."
     first = failing[0]
     may = "may run" if measured.at_most else "runs"
     what = "" if first is worst else f"; {needed}"
@@ -139,19 +145,24 @@ def _remedies(events: Sequence[RunEvent]) -> Iterator[str]:
             )
 
 
-def _peak(record: MeasuredRecord, measured: Measurement) -> str:
-    """Return which step has what peak: where steps differ, the largest."""
+def _needs(record: MeasuredRecord, measured: Measurement) -> str:
+    """Return which step needs what: where steps differ, the largest."""
     rows = rows_of(record.case, measured)
     mark = "at most " if measured.at_most else "~" if measured.approximate else ""
-    where = f" in the {PHASES[measured.peak_phase]}" if measured.peak_phase else ""
-    peak = f"{mark}{format_bytes(measured.peak_bytes)}{where}"
-    if measured.built is not None and differ(measured.built.step_peaks):
-        of = "" if rows is None else f", of {counted(rows, 'row')},"
-        return f"the largest step{of} has a peak of {peak}"
+    need = f"needs {mark}{format_bytes(needed_bytes(measured))}"
     if measured.peak_phase == "generation":
-        return f"the peak of the script, which trains nothing, is {mark}{format_bytes(measured.peak_bytes)}"
-    step = "a step" if rows is None else f"a step, with batches of {counted(rows, 'row')},"
-    return f"the peak of {step} is {peak}"
+        return f"the script, which trains nothing, {need}"
+    of = "" if rows is None else f" of {counted(rows, 'row')}"
+    differs = measured.built is not None and differ(measured.built.step_peaks)
+    return f"{'the largest' if differs else 'a'} step{of} {need}"
+
+
+def shown_name(case: Case) -> str:
+    """Return a script's name, a long path of it without its folders, and its arguments."""
+    script = case.script
+    if script is None or script.is_module or not Path(script.target).is_absolute():
+        return case.model
+    return case.model.replace(script.target, Path(script.target).name, 1)
 
 
 def _grows(record: MeasuredRecord, measured: Measurement) -> list[str]:
@@ -173,7 +184,7 @@ def _rounded(count: int) -> str:
 
 def _what(record: MeasuredRecord) -> str:
     processes = record.case.script.processes if record.case.script else 1
-    return record.case.model + (f", on the first of {processes} cards," if processes > 1 else "")
+    return shown_name(record.case) + (f", on the first of {processes} cards," if processes > 1 else "")
 
 
 def _reserved(measured: Measurement) -> list[str]:
@@ -184,13 +195,6 @@ def _reserved(measured: Measurement) -> list[str]:
     gaps = format_bytes(max(0, reserved - measured.peak_bytes))
     what = "script" if measured.peak_phase == "generation" else "step"
     return [f"The {what} needs {taken}: its peak of {peak}, and {gaps} that torch's allocator loses in gaps."]
-
-
-def _about_context(record: MeasuredRecord) -> str:
-    context = f"{CONTEXT_BYTES / GIB:.1f} GiB"
-    if _is_whole_card(record):
-        return f"Some {context} of the card are left to the CUDA context of the process."
-    return f"The CUDA context of a process takes some {context} more: the limit is taken as it was given."
 
 
 def _is_whole_card(record: MeasuredRecord) -> bool:

@@ -1,0 +1,80 @@
+"""The last lines of ``actbench run``: whether the script fits, what helps best, and how large a batch fits."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator
+
+from actbench.model.measured import Advised, MeasuredRecord, Measurement
+from actbench.model.records import Case
+from actbench.report.advice import needed_bytes
+from actbench.report.sentences import rows_of
+from actbench.tools.fit.paste import lines_for
+from actbench.tools.script.followup import WORTH_SECONDS
+from actbench.tools.script.suggestions import free_remedies, suggestions
+from actbench.tools.script.verdict import verdict
+from actbench.units import format_bytes, format_seconds
+
+Command = Callable[..., str]
+"""Returns the command that was typed, with more options before the script."""
+
+
+def answer(record: MeasuredRecord, command: Command) -> list[str]:
+    """Return the last lines about an unchanged script, the worst that is known of it first; none of a failed one."""
+    measured = record.outcome
+    if not isinstance(measured, Measurement):
+        return []
+    free = [f"Free of cost: {each}." for each in free_remedies(measured)[:1]]
+    remedy = _remedy(record.case, measured, command)
+    return [verdict(record)[0], *free, *remedy, *_largest(record, measured, command)]
+
+
+def _remedy(case: Case, measured: Measurement, command: Command) -> Iterator[str]:
+    known, found = measured.advised or Advised(), suggestions(measured)
+    if not found:
+        return
+    if known.scheme is None or known.needed_bytes is None:
+        why = f" (a simulation takes more than {format_seconds(WORTH_SECONDS)})" if known.is_slow else ""
+        scheme = found[0].scheme
+        yield f"{scheme} may help, {found[0].reason}; to see what it saves{why}: {command('--scheme', scheme)}"
+        return
+    saved = 1 - known.needed_bytes / needed_bytes(measured)
+    lacks = f", {format_bytes(known.over_limit_bytes)} more than there is," if known.over_limit_bytes else ""
+    time = ""
+    if known.step_seconds and measured.estimated:
+        time = f" and takes {known.step_seconds / measured.estimated.step_seconds:.2f} times as long (est.)"
+    code = "; ".join(["import actbench", *lines_for(known.scheme, measured.optimizer)])
+    needs = f"With {known.scheme} it needs {format_bytes(known.needed_bytes)}{lacks}"
+    yield f"{needs} ({100 * saved:.0f} % less){time}: {code}"
+    if lacks:
+        yield from planning(case, measured)
+
+
+def _largest(record: MeasuredRecord, measured: Measurement, command: Command) -> Iterator[str]:
+    """Yield the largest batch, or the command that finds it; nothing where a script has no batch that can change."""
+    case, known = record.case, measured.advised
+    largest = measured.largest_batch if measured.largest_batch is not None else known and known.largest_batch
+    rows = rows_of(case, measured)
+    if largest is not None:
+        own = "" if rows is None else f" (it has {rows})"
+        yield f"The largest batch that fits is {largest}{own}." if largest else "Not even a batch of one row fits."
+        return
+    has_loader = measured.built is not None and measured.built.batch_size is not None
+    if case.script is not None and not case.script.whole and case.meter != "cuda" and has_loader:
+        yield f"To find the largest batch that fits, by more simulations: {command('--max-batch')}"
+
+
+def planning(case: Case, measured: Measurement) -> Iterator[str]:
+    """Yield the command that plans for the script; none where fit can make no plan: it needs times of one card."""
+    script = case.script
+    if script is None or script.processes > 1 or measured.estimated is None:
+        return
+    limit = None if case.memory_limit_bytes is None else f"{case.memory_limit_bytes}B"
+    named = {
+        "--script": script.text,
+        "--device-profile": case.device_profile,
+        "--memory-limit": limit,
+        "--batch-size": script.batch_size,
+    }
+    words = [str(word) for flag, value in named.items() if value is not None for word in (flag, value)]
+    yield f"To plan schemes block by block: {shlex.join(['actbench', 'fit', *words])}"

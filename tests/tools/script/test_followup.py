@@ -1,0 +1,116 @@
+"""After a script, what is asked next is simulated: the best remedy, and the largest batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actbench.errors import MeasurementError
+from actbench.model.measured import Advised, Measurement
+from actbench.model.records import Built, Case
+from actbench.model.scripts import Script
+from actbench.report.advice import needed_bytes
+from actbench.run.isolated import IsolatedSession
+from actbench.run.processes import ForkServer
+from actbench.tools.script import bench, followup, trials
+from actbench.tools.script.suggestions import suggestions
+from actbench.units import MIB
+
+TRAIN = """
+import torch
+from torch import nn
+
+print("trains")
+net = nn.Sequential(*(nn.Sequential(nn.Linear(1024, 1024), nn.GELU()) for _ in range(4))).cuda()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.zeros(2**16, 1024))
+for (x,) in torch.utils.data.DataLoader(data, batch_size=4096):
+    net(x.cuda()).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+TRIED = 8192  # by patientfollowup, which is not imported here: it changes what it stands for
+CASE = Case(model="train.py", batch_size=1, script=Script(target="train.py"), meter="simulated")
+
+
+@pytest.mark.slow
+def test_the_best_remedy_and_the_largest_batch_are_known_afterwards(tmp_path: Path) -> None:
+    file, tried = tmp_path / "train.py", list[tuple[int, bool]]()
+    file.write_text(TRAIN)
+    script = Script(target=str(file))
+    limited = {"device_profile": "rtx-4090", "memory_limit_bytes": 256 * MIB, "script": script}
+    for name in ("out", "err"):
+        (tmp_path / name).touch()
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(Path(__file__).parent))
+        with (
+            ForkServer("patientfollowup") as server,
+            IsolatedSession(server, CASE.model_copy(update=limited), 300.0, printed=str(tmp_path)) as session,
+        ):
+            session.tried = lambda batch, fits: tried.append((batch, fits))
+            found = session.memory()
+
+    assert isinstance(found, Measurement), found
+    advised = found.advised
+    assert advised is not None
+    assert advised.scheme == suggestions(found)[0].scheme
+    assert advised.needed_bytes is not None
+    assert advised.needed_bytes < needed_bytes(found)
+    assert (advised.largest_batch, tried) == (TRIED, [(TRIED, False)])
+    assert found.largest_batch is None, "it was not asked for, and gates do not see it"
+    assert (tmp_path / "out").read_text().count("trains") == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "advised"),
+    [
+        (30.0, Advised(is_slow=True)),
+        (10.0, Advised(scheme="remedy")),
+        (5.0, Advised(scheme="remedy", largest_batch=40)),
+    ],
+)
+def test_what_would_take_long_is_not_simulated(
+    make_record: Any, monkeypatch: pytest.MonkeyPatch, seconds: float, advised: Advised
+) -> None:
+    def memory(session: bench.Session) -> Measurement:
+        session.seconds = seconds
+        found: Measurement = make_record().outcome
+        return found
+
+    monkeypatch.setattr(bench.Session, "memory", memory)
+    monkeypatch.setattr(followup.Session, "_remedied", lambda *_: Advised(scheme="remedy"))
+    monkeypatch.setattr(followup.Session, "_largest_batch", lambda *_: 40)
+
+    assert followup.Session(CASE).memory().advised == advised
+    whole = CASE.model_copy(update={"script": Script(target="train.py", whole=True)})
+    assert followup.Session(whole).memory().advised is None
+
+
+def test_a_search_that_fails_or_takes_long_leaves_the_answer_open(
+    make_record: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise MeasurementError("no loader makes such batches")
+
+    built = Built(model_class="Net", batch_size=16)
+    own = make_record().outcome.model_copy(update={"built": built, "memory_limit_bytes": 10})
+    monkeypatch.setattr(followup, "largest_batch", fails)
+
+    assert followup.Session(CASE)._largest_batch(own) is None
+    assert followup.Session(CASE)._largest_batch(own.model_copy(update={"built": None})) is None
+
+
+def test_where_not_even_the_weights_fit_the_largest_batch_is_none(
+    make_record: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome(rows: int) -> Measurement:
+        built = Built(model_class="Net", batch_size=rows)
+        found: Measurement = make_record(peak_bytes=1000 + rows, built=built).outcome
+        return found.model_copy(update={"memory_limit_bytes": 100, "over_limit_bytes": 900 + rows})
+
+    monkeypatch.setattr(trials, "forked", lambda run: run(lambda found: None))
+    found = trials.largest_batch(lambda rows, finish: outcome(rows), outcome(16), 100, lambda rows, fits: None)
+
+    assert (found.batch_size, found.predicted) == (0, 0)
