@@ -66,6 +66,7 @@ def test_a_card_takes_only_plans_that_leave_room_for_its_context() -> None:
     assert asked == [card.memory_bytes - CONTEXT_BYTES]
 
 
+@pytest.mark.filterwarnings("ignore:simulated rtx-4090. a step does not fit")
 def test_a_script_that_limits_itself_has_so_much_of_the_card() -> None:
     total = profiles.get("rtx-4090").memory_bytes
     with actbench.simulate("rtx-4090") as card:

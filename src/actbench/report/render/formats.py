@@ -51,7 +51,7 @@ def readable(table: Table) -> Table:
     """Return a table without its quiet columns, with title and notes as plain text."""
     columns = tuple(column for column in table.columns if not column.quiet)
     notes, lead = tuple(map(plain, table.notes)), tuple(map(plain, table.lead))
-    details = frozenset(map(plain, table.details))
+    details = tuple(map(plain, table.details))
     return replace(table, title=plain(table.title), columns=columns, notes=notes, lead=lead, details=details)
 
 

@@ -92,7 +92,7 @@ _PUBLISHED_UNITS: dict[str, Unit] = {"published_accuracy": "share", **{column.ke
 
 def notes_of(
     entries: Sequence[Entry], settings: Settings, *, with_estimates: bool
-) -> tuple[tuple[str, ...], frozenset[str]]:
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the notes of a table with these rows and settings, and those of them that only add details.
 
     ``with_estimates`` has those on estimated times.
@@ -116,7 +116,7 @@ def notes_of(
     notes = dict.fromkeys(lines)
     if any(record.versions.dirty for record in records):
         notes["Rows marked uncommitted were measured with changes that no commit holds."] = None
-    return tuple(notes), frozenset([*described, *machines, *published, *estimates])
+    return tuple(notes), (*described, *machines, *published, *estimates)
 
 
 def _published(records: Sequence[MeasuredRecord]) -> Iterable[str]:
@@ -177,7 +177,7 @@ class Table(Displayed):
     lead: tuple[str, ...] = ()
     curve: Curve | None = None
     code: tuple[tuple[str, str], ...] = ()
-    details: frozenset[str] = frozenset()
+    details: tuple[str, ...] = ()
 
     @property
     def rows(self) -> list[dict[str, Value]]:

@@ -159,7 +159,7 @@ def _table(data: Mapping[str, Any]) -> Table:
 
     columns = tuple(Column(**column, compute=itemgetter(column["key"])) for column in data["columns"])
     made = {each.name: data[each.name] for each in fields(Table)}
-    texts = {name: tuple(data[name]) for name in ("notes", "lead")}
+    texts = {name: tuple(data[name]) for name in ("notes", "lead", "details")}
     code = tuple((heading, text) for heading, text in data["code"])
     curve = Curve(**data["curve"]) if data["curve"] else None
     frame = pandas.DataFrame(data["frame"], columns=[column.key for column in columns], dtype=object)

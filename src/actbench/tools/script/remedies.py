@@ -93,7 +93,7 @@ def _saving(
             dropped += change[place]
             live[place] += dropped
         now = max(live[step.begun :])
-        if peak - now >= _WORTH * whole:
+        if peak - now >= max(1, _WORTH * whole):  # 1 for a script that does not use the card
             yield Remedy(kind=kind, line=line, saved_bytes=peak - now)
             peak = now
 
