@@ -222,6 +222,17 @@ def test_values_that_are_written_over_are_no_longer_held(mode: RecallingMode, wr
     assert [each() for each in held] == [None, None]
 
 
+def test_many_values_are_not_held_at_once(mode: RecallingMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known, "MOST_HELD_BYTES", known._Views.held_bytes + 3 * 2**20)
+    states = [torch.zeros(2**20, dtype=torch.uint8) for _ in range(8)]
+    held = [known.value_of(each) is not None for each in states]
+    assert held == [True] * 4 + [False] * 4
+    assert torch.tensor([2, 3]).tolist() == [2, 3], "small values are kept"
+
+    del states
+    assert known.value_of(torch.zeros(2**20, dtype=torch.uint8)) is not None
+
+
 def test_what_is_moved_to_the_host_is_there_each_time(mode: RecallingMode) -> None:
     with simulated(profiles.get("t4")):
         moved = [hostmemory.to_host(torch.empty(16, device="cuda")) for _ in range(3)]
