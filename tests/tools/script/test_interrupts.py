@@ -72,7 +72,7 @@ def simulated_before() -> None:
         pass
 
 
-AFTER_REPLACING, BEFORE_RESTORING = "try:", "if has:"
+AFTER_REPLACING, BEFORE_RESTORING = "try:", "if own is not _MISSING:"
 
 
 @pytest.mark.sampled(fast=2, slow=3)

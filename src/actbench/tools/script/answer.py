@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from actbench.model.measured import Advised, MeasuredRecord, Measurement
 from actbench.model.records import Case
 from actbench.report.advice import needed_bytes
 from actbench.report.sentences import rows_of
-from actbench.tools.fit.paste import lines_for
-from actbench.tools.script.followup import WORTH_SECONDS
 from actbench.tools.script.suggestions import free_remedies, suggestions
 from actbench.tools.script.verdict import verdict
 from actbench.units import format_bytes, format_seconds
+
+WORTH_SECONDS: Final = 20.0
+"""Time that each part of the answer may be expected to take; others are left to a command of their own."""
 
 Command = Callable[..., str]
 """Returns the command that was typed, with more options before the script."""
@@ -38,6 +40,8 @@ def _remedy(case: Case, measured: Measurement, command: Command) -> Iterator[str
         scheme = found[0].scheme
         yield f"{scheme} may help, {found[0].reason}; to see what it saves{why}: {command('--scheme', scheme)}"
         return
+    from actbench.tools.fit.paste import lines_for  # of what is stored, nothing is asked of torch
+
     saved = 1 - known.needed_bytes / needed_bytes(measured)
     lacks = f", {format_bytes(known.over_limit_bytes)} more than there is," if known.over_limit_bytes else ""
     time = ""

@@ -13,14 +13,12 @@ from actbench.model.measured import Advised, Measurement
 from actbench.model.records import Failure
 from actbench.report.advice import needed_bytes
 from actbench.tools.script import bench
+from actbench.tools.script.answer import WORTH_SECONDS
 from actbench.tools.script.bench import failure_of as failure_of  # a bench has it
 from actbench.tools.script.suggestions import suggestions
 from actbench.tools.script.trials import Finish, forked, largest_batch
 
-__all__ = ["WORTH_SECONDS", "Session", "failure_of"]
-
-WORTH_SECONDS: Final = 20.0
-"""Time that each answer may be expected to take; others are left to a command of their own."""
+__all__ = ["Session", "failure_of"]
 
 _SEARCHES: Final = 3
 """Simulations of a usual search for the largest batch: half or double the script's own, the predicted, the next."""
