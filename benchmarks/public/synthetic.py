@@ -21,7 +21,7 @@ def tokens(folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     draws = np.random.default_rng(0)
-    for name, count in {"train_000001": 40_000_000, "train_000002": 40_000_000, "val_000000": 21_000_000}.items():
+    for name, count in {"train_000001": 40_000_000, "train_000002": 40_000_000, "val_000000": 40_000_000}.items():
         found = draws.integers(0, _WORDS, count, dtype=np.uint16)
         ends = np.cumsum(draws.integers(50, _LONGEST, count // 50))
         found[0] = found[ends[ends < count]] = _WORDS

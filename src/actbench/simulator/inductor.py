@@ -175,10 +175,12 @@ class _Kernel:
 
     def run(self, *args: Any, **options: Any) -> None:
         self._ran()
-        names = [*self._names, *[""] * len(args)]
-        moved = [each for name, each in zip(names, args, strict=False) if isinstance(each, FakeTensor) and name]
-        again = [each for name, each in zip(names, args, strict=False) if name.startswith(_READ_AND_WRITTEN)]
-        one_kernel([], [*moved, *again])
+        # of a kernel of the user's, which Inductor launches too, the names tell nothing, but its tensors are moved
+        moved = [each for each in args if isinstance(each, FakeTensor)]
+        named = zip(self._names, args, strict=False)
+        again = [each for name, each in named if name.startswith(_READ_AND_WRITTEN) and isinstance(each, FakeTensor)]
+        if moved:
+            one_kernel([], [*moved, *again])
 
 
 class _Driver:

@@ -123,6 +123,35 @@ def test_a_compiled_model_holds_less_and_keeps_its_names(way: Callable[[nn.Modul
     assert "blocks.\\*.up" in found.table()
 
 
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_a_kernel_of_the_scripts_own_is_launched_by_compiled_code() -> None:
+    triton = pytest.importorskip("triton")
+    import triton.language as tl
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def twice(  # type: ignore[no-untyped-def]
+        read, written,
+        block: tl.constexpr,
+    ):  # fmt: skip
+        places = tl.program_id(0) * block + tl.arange(0, block)
+        tl.store(written + places, 2 * tl.load(read + places))
+
+    @torch.compile
+    def run(x: Tensor) -> Tensor:
+        made = torch.empty_like(x)
+        twice[(x.numel() // 128,)](x, made, 128)
+        return made + 1
+
+    numbers = MIB // 4
+    with actbench.simulate(CARD) as card, torch.no_grad():
+        x = torch.zeros(numbers, device="cuda")
+        run(x)
+        torch.cuda.reset_peak_memory_stats()
+        assert run(x).shape == x.shape
+        assert torch.cuda.max_memory_allocated() == 3 * MIB  # Inductor writes over nothing that such a kernel made
+    assert not any("eagerly" in note for note in card.notes)
+
+
 def test_a_fused_chain_of_operators_holds_its_input_and_its_output() -> None:
     numbers = 4 * MIB // 4
 
