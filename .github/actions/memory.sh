@@ -17,9 +17,9 @@ if [[ -n ${BASE_SHA:-} ]]; then
   git cat-file -e "$BASE_SHA^{commit}" 2>/dev/null || git fetch --quiet --depth 1 origin "$BASE_SHA"
   git worktree add --quiet --detach "$kept/base" "$BASE_SHA"
   # the base may not have the script yet, or may fail: then the comment has this checkout alone
-  if [[ -d $kept/base/$here ]] && (cd "$kept/base/$here" && simulate "$kept/before.jsonl"); then
-    before=$kept/before.jsonl
-  fi
+  # a base that needs too much for --require-fit has a row all the same
+  if [[ -d $kept/base/$here ]]; then (cd "$kept/base/$here" && simulate "$kept/before.jsonl") || true; fi
+  if [[ -s $kept/before.jsonl ]]; then before=$kept/before.jsonl; fi
   git worktree remove --force "$kept/base"
 fi
 
@@ -51,7 +51,7 @@ echo "table=$table" >>"${GITHUB_OUTPUT:-/dev/null}"
 if [[ $COMMENT == true && -n ${PULL_REQUEST:-} ]]; then
   comments=repos/$GITHUB_REPOSITORY/issues/$PULL_REQUEST/comments
   head -c 60000 "$kept/comment.md" >"$kept/body.md" # GitHub takes 65,536 characters
-  own=$(gh api --paginate "$comments" --jq ".[] | select(.body | startswith(\"$marker\")) | .id" | head -n 1)
+  own=$(MARKER=$marker gh api --paginate "$comments" --jq '.[] | select(.body | startswith(env.MARKER)) | .id' | head -n 1)
   if [[ -n $own ]]; then
     gh api --silent --method PATCH "repos/$GITHUB_REPOSITORY/issues/comments/$own" --field "body=@$kept/body.md"
   else

@@ -233,6 +233,15 @@ def test_many_values_are_not_held_at_once(mode: RecallingMode, monkeypatch: pyte
     assert known.value_of(torch.zeros(2**20, dtype=torch.uint8)) is not None
 
 
+def test_a_view_of_a_known_tensor_is_known_however_much_is_held(
+    mode: RecallingMode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = torch.zeros(2**20, dtype=torch.uint8)
+    monkeypatch.setattr(known, "MOST_HELD_BYTES", 0)
+    base[:5].fill_(7)
+    assert base[:7].tolist() == [7, 7, 7, 7, 7, 0, 0]
+
+
 def test_what_is_moved_to_the_host_is_there_each_time(mode: RecallingMode) -> None:
     with simulated(profiles.get("t4")):
         moved = [hostmemory.to_host(torch.empty(16, device="cuda")) for _ in range(3)]

@@ -66,13 +66,13 @@ class _Views(WeakSet["_Known"]):
     def __init__(self, storage_bytes: int) -> None:
         super().__init__()
         self._bytes = storage_bytes
-        _Views.held_bytes += storage_bytes
+        type(self).held_bytes += storage_bytes
 
     def drop(self) -> None:
         """Drop the values of all of them."""
         for each in self:
             each.value = None
-        _Views.held_bytes -= self._bytes
+        type(self).held_bytes -= self._bytes  # the module's names are gone when Python ends
         self._bytes = 0
 
     __del__ = drop
@@ -90,9 +90,15 @@ class _Known:
 
 
 def keep(fake: FakeTensor, value: Tensor, views: _Views | None = None) -> None:
-    """Keep the value of a fake tensor, if it is small."""
-    if value.device.type == "cpu" and _may_be_kept(value):
-        vars(fake)[NAME] = _Known(value, _Views(value.untyped_storage().nbytes()) if views is None else views)
+    """Keep the value of a fake tensor, if it is small; that of a view of another (``views``) goes with the other's."""
+    if value.device.type != "cpu" or not _may_be_kept(value):
+        return
+    if views is None:
+        size = value.untyped_storage().nbytes()
+        if size > MOST_FLOATING_BYTES and _Views.held_bytes > MOST_HELD_BYTES:
+            return
+        views = _Views(size)
+    vars(fake)[NAME] = _Known(value, views)
 
 
 def value_of(tensor: Any) -> Tensor | None:
@@ -166,12 +172,8 @@ def _follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
 
 
 def _may_be_kept(tensor: Tensor) -> bool:
-    if tensor.layout is not torch.strided or tensor.is_complex():
-        return False
     most = _most_floating_bytes.get() if tensor.is_floating_point() else MOST_BYTES
-    if _Views.held_bytes > MOST_HELD_BYTES:
-        most = min(most, MOST_FLOATING_BYTES)
-    return tensor.untyped_storage().nbytes() <= most
+    return tensor.layout is torch.strided and not tensor.is_complex() and tensor.untyped_storage().nbytes() <= most
 
 
 def _forget(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

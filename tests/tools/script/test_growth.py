@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -211,3 +212,56 @@ def test_the_line_that_keeps_is_named(make: Callable[[], tuple[Callable[[Tensor,
     assert growth.keeper is not None
     assert words in growth.keeper
     assert "y = module(torch.randn" in (growth.line or "")
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return 2 * gradients[0]
+
+
+def test_graphs_that_a_backward_pass_has_freed_are_passed_over() -> None:
+    losses: list[Tensor] = []
+    outputs: list[Tensor] = []
+    with actbench.simulate("rtx-4090") as card:
+        module = model().cuda()
+        optimizer = torch.optim.AdamW(module.parameters())
+        for _ in range(2000):
+            y = module(torch.randn(ROWS, WIDTH, device="cuda"))
+            loss = Twice.apply(y[torch.arange(4, device="cuda")]).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss)
+            outputs.append(y.detach())
+
+    growth = card.measurement.growth
+    assert growth is not None
+    assert "outputs.append(y.detach())" in (growth.keeper or "")
+
+
+def test_variables_that_a_function_deletes_are_freed_though_its_frame_was_looked_at() -> None:
+    """Where steps grow, frames are looked at; the first steps of the same loop are looked at by nobody."""
+    small = 2**18
+    kept: list[Tensor] = []
+
+    def loop(steps: int) -> int:
+        with actbench.simulate("rtx-4090", steps=steps) as card:
+            module = model().cuda()
+            optimizer = torch.optim.AdamW(module.parameters())
+            for _ in range(2000):
+                x = torch.randn(ROWS, WIDTH, device="cuda")
+                loss = module(x).square().mean()
+                loss.backward()
+                del x, loss
+                optimizer.step()
+                optimizer.zero_grad()
+                kept.append(torch.empty(small, dtype=torch.uint8, device="cuda"))
+        return card.peak_bytes
+
+    assert loop(8) == loop(3) + 5 * small

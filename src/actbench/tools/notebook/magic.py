@@ -52,7 +52,11 @@ def run(shell: Any, line: str, cell: str) -> Simulation:
     Raises:
         UsageError: The line has other options, or values that cannot be used.
     """
-    asked = _parser().parse_args(shlex.split(line))
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"%%{NAME}: {line}: {error}") from None
+    asked = _parser().parse_args(words)
     limit = None if asked.memory_limit is None else parse_bytes(asked.memory_limit)
     source = shell.transform_cell(cell)
     file = shell.compile.cache(source)  # so that lines of the cell have a name and a text

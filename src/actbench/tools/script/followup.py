@@ -48,7 +48,7 @@ class Session(bench.Session):
             self.said(f"with {each.scheme}")
             other = bench.Session(self.case.model_copy(update={"scheme": each.scheme}), timeline=False)
             simulated = forked(_silent(other.run_as_it_is))
-            if isinstance(simulated, Failure):
+            if isinstance(simulated, Failure) or needed_bytes(simulated) >= needed_bytes(found):
                 continue
             return advised.model_copy(
                 update={

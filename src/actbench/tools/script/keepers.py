@@ -12,8 +12,9 @@ import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import suppress
+from inspect import CO_NEWLOCALS
 from itertools import islice
-from types import FrameType, FunctionType, MethodType, ModuleType
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -82,20 +83,25 @@ class Keepers:
         if not held or 2 * held.most_common(1)[0][1] < sum(left.values()) + held.total():
             return
         holder = held.most_common(1)[0][0]
-        files = dict.fromkeys([holder.file, *(frame.f_code.co_filename for frame in frames)])
-        lines = (self._lines.text(file, number) for file in files for number in _filling(file, holder.name))
-        self.line = next(lines, holder.name)
+        codes = [frame.f_code for frame in frames]
+        # of two variables of one name, that of a function that runs is meant
+        running = ((code.co_filename, code) for code in codes)
+        places = [(file, number) for file, code in running for number in _filling(file, holder.name, code)]
+        files = dict.fromkeys([holder.file, *(code.co_filename for code in codes)])
+        places += [(file, number) for file in files for number in _filling(file, holder.name)]
+        self.line = next((self._lines.text(*place) for place in places), holder.name)
 
 
 def _reached(frames: Iterable[FrameType]) -> Iterator[tuple[Holder, Tensor]]:
     """Yield the tensors that variables of frames hold, the nearest first, each once."""
     waiting: deque[tuple[Holder, Any]] = deque()
     for frame in frames:
-        file = frame.f_code.co_filename
-        waiting += ((Holder(name, file), value) for name, value in {**frame.f_globals, **frame.f_locals}.items())
-    seen: dict[
-        int, Any
-    ] = {}  # with the objects: nodes of autograd are made when they are asked for, and ids come again
+        found = {**frame.f_globals, **frame.f_locals}
+        if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_NEWLOCALS:
+            frame.f_locals.clear()  # the frame would keep this copy of its variables, and what the script deletes
+        waiting += ((Holder(name, frame.f_code.co_filename), value) for name, value in found.items())
+    # with the objects: a node of autograd is made when it is asked for, and its id comes again
+    seen: dict[int, Any] = {}
     while waiting and len(seen) < _MOST_OBJECTS:
         holder, value = waiting.popleft()
         if id(value) in seen:
@@ -104,19 +110,22 @@ def _reached(frames: Iterable[FrameType]) -> Iterator[tuple[Holder, Tensor]]:
         if issubclass(type(value), Tensor):
             yield holder, value
             value = value.grad_fn
-        waiting += _inside(holder, value)
+        with suppress(Exception):  # of objects that compute their attributes or elements
+            waiting.extend(_inside(holder, value))
 
 
 def _inside(holder: Holder, value: Any) -> Iterator[tuple[Holder, Any]]:
     """Yield what an object holds, of a long container only its last elements."""
     kind = type(value)
     if issubclass(kind, Node):
-        saved = (getattr(value, name) for name in dir(kind) if name.startswith("_raw_saved"))
-        flat: list[Any] = [each for one in saved for each in (one if isinstance(one, tuple | list) else [one])]
-        yield from ((holder, each.data) for each in flat if each is not None)
         yield from ((holder, node) for node, _ in value.next_functions)
+        for name in (each for each in dir(kind) if each.startswith("_raw_saved")):
+            with suppress(RuntimeError):  # of a graph that a backward pass has freed
+                one = getattr(value, name)
+                saved = one if isinstance(one, tuple | list) else [one]
+                yield from ((holder, each.data) for each in saved if each is not None)
     elif issubclass(kind, dict):
-        yield from ((holder, each) for each in islice(reversed(value.values()), _LATEST))
+        yield from ((holder, each) for each in islice(reversed(dict.values(value)), _LATEST))
     elif issubclass(kind, list | tuple | deque):
         yield from ((holder, each) for each in islice(reversed(value), _LATEST))
     elif issubclass(kind, set | frozenset):
@@ -132,8 +141,12 @@ def _inside(holder: Holder, value: Any) -> Iterator[tuple[Holder, Any]]:
         yield from ((Holder(name, file), each) for name, each in getattr(value, "__dict__", {}).items())
 
 
-def _filling(file: str, name: str) -> Iterator[int]:
-    """Yield the numbers of the lines of a file that add something to what a variable or an attribute holds."""
+def _filling(file: str, name: str, code: CodeType | None = None) -> Iterator[int]:
+    """Yield the numbers of the lines of a file that add something to what a variable or an attribute holds.
+
+    With ``code``, a function of the file, only its lines.
+    """
+    lines = {line for _, _, line in code.co_lines() if line is not None} if code else None
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:  # of no file of Python, as a cell with magics
@@ -150,7 +163,7 @@ def _filling(file: str, name: str) -> Iterator[int]:
                 pass
             case _:
                 continue
-        if _name(changed) == name:
+        if _name(changed) == name and (lines is None or node.lineno in lines):
             yield node.lineno
 
 

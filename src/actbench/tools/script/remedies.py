@@ -28,7 +28,7 @@ def of_step(
     *,
     origins: Mapping[int, Origin],
     accumulated: Sequence[tuple[int, int]],
-    used: Mapping[int, int],
+    used: Mapping[int, int] | None,
     others: Set[int],
 ) -> tuple[Remedy, ...]:
     """Return what lowers the peak of a step, each with what it saves after those before it.
@@ -38,7 +38,8 @@ def of_step(
         events: All events, later ones too.
         origins: Who made each storage.
         accumulated: Storages to which a backward pass added, with the moment.
-        used: The moment at which an operator read or wrote a storage for the last time.
+        used: The moment at which an operator read or wrote a storage for the last time; None if that is not known of
+            all operators, as where compiled code ran.
         others: Names of weights, optimizer state and caches, and of what collectives use: they are left as they are.
     """
     at_peak = alive(events[: step.peak_at]).keys()
@@ -58,7 +59,8 @@ def of_step(
     for place, (name, _) in enumerate(events[: step.peak_at]):
         born.setdefault(name, place)
     begun = max(at for each in (*step.forwards, (step.begun, step.updating)) for at in each if at <= step.peak_at)
-    for name in at_peak - others - step.gradients:
+    for name in () if used is None else at_peak - others - step.gradients:
+        assert used is not None
         idle, end = used.get(name, born[name]), ends.get(name, step.ended)
         # what a backward pass frees belongs to it, and what is never freed may wait for a later step
         is_let_go = name in ends if name in before else end >= step.updating

@@ -360,7 +360,7 @@ class Simulation(Displayed):
             step,
             events,
             origins=self.lines.origins,
-            used={} if self._inductor is not None and self._inductor.has_run else self._used,
+            used=None if self._inductor is not None and self._inductor.has_run else self._used,
             accumulated=self._accumulated,
             others=others | {self.tracker.workspace},
         )

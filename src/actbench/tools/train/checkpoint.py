@@ -116,7 +116,8 @@ def restore(state: dict[str, Any], step: LearningStep, group: ProcessGroup) -> N
 def _check_plain(tree: Any) -> None:
     """Refuse what torch would not load again from weights alone."""
     for path, leaf in tree_flatten_with_path(tree)[0]:
-        if not isinstance(leaf, Tensor | bool | int | float | str | None):
+        # a class of its own that derives from these is refused when it is read
+        if not isinstance(leaf, Tensor) and type(leaf) not in (bool, int, float, str, type(None)):
             raise StoreError(
                 f"{keystr(path)}: a {type(leaf).__name__} cannot be written to a checkpoint; state_dict must hold "
                 "tensors, numbers, text, lists, tuples and dicts only"
