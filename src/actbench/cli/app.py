@@ -184,13 +184,14 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Run a training script on a card that need not be there; measure and compare schemes that save its memory.\n\n"
-    "Start with **actbench run --device-profile rtx-4090 train.py**, which says whether a script of your own fits, "
-    "unchanged, and what holds the memory; or **actbench sweep**, which runs the quickstart recipe, or **actbench "
-    "measure resnet50 --scheme checkpoint**, or ask **actbench fit llama-3.2-1b --device-profile rtx-4090**.\n\n"
+    "Start with one of these. **actbench run --device-profile rtx-4090 train.py** tells whether a script of your own "
+    "fits, unchanged, and what holds the memory. **actbench measure resnet50 --scheme checkpoint** compares a scheme "
+    "with the exact step. **actbench fit llama-3.2-1b --device-profile rtx-4090** plans which schemes to turn on. "
+    "**actbench sweep** runs the quickstart recipe.\n\n"
     "Memory is measured, by the CUDA allocator or the CPU's, or simulated: the training step runs on fake tensors with "
     "the operators that the named device would choose. Times of simulated steps are estimated, and marked so.\n\n"
     "Options have defaults in **[tool.actbench]** of pyproject.toml and in the environment (ACTBENCH_DEVICE_PROFILE, "
-    "or ACTBENCH_FIT_BUDGET for one verb); **actbench doctor** shows them.",
+    "or ACTBENCH_FIT_BUDGET for one command); **actbench doctor** shows them.",
 )
 
 

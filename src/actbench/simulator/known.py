@@ -93,12 +93,9 @@ def keep(fake: FakeTensor, value: Tensor, views: _Views | None = None) -> None:
     """Keep the value of a fake tensor, if it is small; that of a view of another (``views``) goes with the other's."""
     if value.device.type != "cpu" or not _may_be_kept(value):
         return
-    if views is None:
-        size = value.untyped_storage().nbytes()
-        if size > MOST_FLOATING_BYTES and _Views.held_bytes > MOST_HELD_BYTES:
-            return
-        views = _Views(size)
-    vars(fake)[NAME] = _Known(value, views)
+    if views is None and not _has_room(value):
+        return
+    vars(fake)[NAME] = _Known(value, _Views(value.untyped_storage().nbytes()) if views is None else views)
 
 
 def value_of(tensor: Any) -> Tensor | None:
@@ -154,8 +151,14 @@ def _follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
         return
     writes = func._schema.is_mutable
     outputs = [leaf for leaf in _flat(result) if isinstance(leaf, FakeTensor)]
-    if not (_all_known((args, kwargs)) if writes else any(map(_may_be_kept, outputs))):
-        return
+    if writes:
+        if not _all_known((args, kwargs)):
+            return
+    else:
+        # what has no room is not even computed: a heap with holes of this size grows as if it were kept
+        is_view = any(each.alias_info is not None for each in func._schema.returns)
+        if not any(_may_be_kept(each) and (is_view or _has_room(each)) for each in outputs):
+            return
     found = computed(func, args, kwargs)
     if found is None:
         if writes:
@@ -169,6 +172,10 @@ def _follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
     for output, value in zip(outputs, [leaf for leaf in _flat(found) if isinstance(leaf, Tensor)], strict=True):
         if NAME not in vars(output):
             keep(output, value, shared.get(value.untyped_storage()._cdata))
+
+
+def _has_room(tensor: Tensor) -> bool:
+    return tensor.untyped_storage().nbytes() <= MOST_FLOATING_BYTES or _Views.held_bytes <= MOST_HELD_BYTES
 
 
 def _may_be_kept(tensor: Tensor) -> bool:

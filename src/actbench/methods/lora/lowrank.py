@@ -234,7 +234,9 @@ def _like(values: Tensor, dtype: torch.dtype, device: torch.device, fake: Any) -
 def _peft(scheme: str) -> Any:
     try:
         import peft
-    except ImportError:
+    except ImportError as error:
+        if error.name != "peft":  # it is there, and lacks something itself
+            raise
         raise MeasurementError(f'{scheme} needs peft: pip install "actbench[peft]"') from None
     return peft
 
