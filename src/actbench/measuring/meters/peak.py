@@ -35,6 +35,14 @@ Event = tuple[int, int]
 """The name of a storage and its bytes from now on, 0 when it is freed; a name is never used again."""
 
 
+def born(events: Iterable[Event]) -> dict[int, int]:
+    """Return the place of the first event of each storage, by its name."""
+    places: dict[int, int] = {}
+    for place, (name, _) in enumerate(events):
+        places.setdefault(name, place)
+    return places
+
+
 def alive(events: Iterable[Event]) -> dict[int, int]:
     """Return the bytes of the storages that are alive after ``events``, by name."""
     return {name: amount for name, amount in dict(events).items() if amount}

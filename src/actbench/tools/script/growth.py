@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 
-from actbench.measuring.meters.peak import Event, alive
+from actbench.measuring.meters.peak import Event, alive, born
 from actbench.measuring.meters.stepevents import Origin
 from actbench.model.measured import Growth, Measurement
 from actbench.report.advice import needed_bytes
@@ -39,13 +39,13 @@ def with_growth(
     if len(steps) <= _FEWEST or (steps[-1].is_like(steps[-2]) and not steps[-1].has_grown_from(steps[-2])):
         return found
     left = list(left_alive(events[: steps[-1].ended], kept))
-    amounts = [sum(amount for _, born, amount in left if step.begun <= born < step.ended) for step in steps[:-1]]
+    amounts = [sum(amount for _, place, amount in left if step.begun <= place < step.ended) for step in steps[:-1]]
     rate, limit = min(amounts), found.memory_limit_bytes  # some steps may have filled a cache, too
     if not rate:
         return found
     lines: Counter[str] = Counter()
-    for name, born, amount in left:
-        if name in origins and steps[0].begun <= born < steps[-1].begun:
+    for name, place, amount in left:
+        if name in origins and steps[0].begun <= place < steps[-1].begun:
             lines[origins[name].line] += amount
     lines.pop("", None)
     more = None if limit is None else max(0, limit - needed_bytes(found)) // rate
@@ -57,7 +57,5 @@ def with_growth(
 
 def left_alive(events: Sequence[Event], kept: Set[int]) -> Iterator[tuple[int, int, int]]:
     """Yield the name, the place of its first event and the bytes of each storage that is alive and not ``kept``."""
-    born: dict[int, int] = {}
-    for place, (name, _) in enumerate(events):
-        born.setdefault(name, place)
-    return ((name, born[name], amount) for name, amount in alive(events).items() if name not in kept)
+    places = born(events)
+    return ((name, places[name], amount) for name, amount in alive(events).items() if name not in kept)

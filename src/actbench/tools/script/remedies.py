@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
-from actbench.measuring.meters.peak import Event, alive
+from actbench.measuring.meters.peak import Event, alive, born
 from actbench.measuring.meters.stepevents import Origin
 from actbench.model.measured import Remedy, RemedyName
 from actbench.tools.script.counting import Step
@@ -55,13 +55,12 @@ def of_step(
         ("zero_grad", None): {name: (step.begun, end) for name, end in dropped.items()},
         ("set_to_none", None): {name: (step.begun, place) for name, place in added.items() if name not in dropped},
     }
-    born: dict[int, int] = {}
-    for place, (name, _) in enumerate(events[: step.peak_at]):
-        born.setdefault(name, place)
+    made = born(events[: step.peak_at])
     begun = max(at for each in (*step.forwards, (step.begun, step.updating)) for at in each if at <= step.peak_at)
-    for name in () if used is None else at_peak - others - step.gradients:
-        assert used is not None
-        idle, end = used.get(name, born[name]), ends.get(name, step.ended)
+    if used is None:
+        return tuple(_saving(step, events, held))
+    for name in at_peak - others - step.gradients:
+        idle, end = used.get(name, made[name]), ends.get(name, step.ended)
         # what a backward pass frees belongs to it, and what is never freed may wait for a later step
         is_let_go = name in ends if name in before else end >= step.updating
         if idle < begun and is_let_go and (line := _line(origins, name)):
