@@ -15,9 +15,10 @@ then again.
 Of a source, a table has ``repository``, ``commit``, ``card``, ``command`` (what follows ``actbench``), ``environment``,
 ``tokens`` or ``text`` (where data is made), ``folders`` (made, empty), and ``script_in_log``: a path is that of a log
 which begins with the script. ``program`` names a file beside the table which is run in place of a script that needs
-the network; the script's path is its first argument. Of a script a table has ``name``, ``path``, ``options`` (more of
-``actbench``), ``arguments``, ``torch`` (what its authors ran), ``allocated_mib`` and ``reserved_mib`` (their peaks),
-``reason`` (why the figures differ) or ``left_out`` (why it is not run).
+the network; the script's path is its first argument. Of a script a table has ``name``, ``path``, ``folder`` (where one
+of a log is put, if it looks for data beside its folder), ``options`` (more of ``actbench``), ``arguments``, ``torch``
+(what its authors ran), ``allocated_mib`` and ``reserved_mib`` (their peaks), ``reason`` (why the figures differ) or
+``left_out`` (why it is not run).
 
 ``seed`` draws a third of a source's scripts, without those marked ``seen``, before any of them is run: their errors
 are reported apart, and nothing is changed after a look at them.
@@ -79,7 +80,7 @@ def run(clones: Path, words: Sequence[str], *, twice: bool) -> None:
             print(f"{source}: {script['name']}", flush=True)
             with tempfile.TemporaryDirectory() as folder:
                 target = unpacked(clone(clones, table), table, script, Path(folder))
-                result = ran(target, table, script, Path(folder), twice=twice)
+                result = ran(target, table, script, Path(folder, script.get("folder", "")), twice=twice)
             print(f"  {result}", flush=True)
             RESULTS.mkdir(parents=True, exist_ok=True)
             stored = json.dumps(results(source) | {script["name"]: result}, indent=1, sort_keys=True)
@@ -102,7 +103,9 @@ def unpacked(git: Path, table: Table, script: Table, folder: Path) -> str:
     if table.get("script_in_log"):
         log = subprocess.run([*told, "show", f"{table['commit']}:{script['path']}"], capture_output=True, check=True)
         target = "train_gpt.py"
-        (folder / target).write_text(log.stdout.decode(errors="replace").partition(_END_OF_SCRIPT)[0])
+        place = folder / script.get("folder", "")
+        place.mkdir(exist_ok=True)
+        (place / target).write_text(log.stdout.decode(errors="replace").partition(_END_OF_SCRIPT)[0])
     else:
         archive = subprocess.run([*told, "archive", table["commit"]], capture_output=True, check=True)
         subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)

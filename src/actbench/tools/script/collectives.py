@@ -16,6 +16,7 @@ from torch.distributed import ReduceOp
 
 from actbench.errors import MeasurementError
 from actbench.simulator import known
+from actbench.tools.script.works import Work, Works
 
 Named = dict[str, Any]
 """The arguments of a collective, by name, those that it was not given too."""
@@ -29,51 +30,51 @@ _REFUSED = (
 )
 
 
-class _Done:
-    """The work of a collective that is done; stands in for ``Work``, which has no results in a fake group."""
-
-    def __init__(self, work: Any, results: list[Tensor]) -> None:
-        self._work, self._results = work, results
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._work, name)
-
-    def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """Return a future that has the results."""
-        future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-        future.set_result(self._results)
-        return future
-
-    def result(self) -> list[Tensor]:
-        """Return the results."""
-        return self._results
+Change = Callable[[Callable[..., Any], Works], Callable[..., Any]]
+"""Makes from a function of ``torch.distributed`` the one for a fake group, whose works are held."""
 
 
-def _writing(output: str, fill: Fill) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _writing(output: str, fill: Fill) -> Change:
     """Return the change of a collective that writes the tensors of its argument ``output``."""
 
-    def change(own: Callable[..., Any]) -> Callable[..., Any]:
+    def change(own: Callable[..., Any], works: Works) -> Callable[..., Any]:
         signature = inspect.signature(own)
 
         def collective(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
-            result = own(*args, **kwargs)
             bound.apply_defaults()
+            given = bound.arguments
+            held = [*(each for each in _flat(list(given.values())) if each.is_cuda), *_stacked(given)]
+            result = own(*args, **kwargs)
             with torch.no_grad():
-                fill(bound.arguments)
-            is_work = isinstance(result, distributed.Work)
-            return _Done(result, list(_flat(bound.arguments[output]))) if is_work else result
+                fill(given)
+            if isinstance(result, distributed.Work):
+                return Work(result, list(_flat(given[output])), works.begin(held))
+            works.free()
+            return result
 
         return functools.wraps(own)(collective)
 
     return change
 
 
+def _stacked(given: Named) -> list[Tensor]:
+    """Make the tensor in which NCCL gathers into a list of tensors of one shape, or scatters from one.
+
+    Of several shapes each has its own transfer, without such a tensor.
+    """
+    for name in ("tensor_list", "input_list"):
+        parts = given.get(name) or ()
+        if parts and all(each.is_cuda and each.shape == parts[0].shape for each in parts):
+            return [parts[0].new_empty((len(parts), *parts[0].shape), requires_grad=False)]
+    return []
+
+
 def _flat(tensors: Any) -> Iterator[Tensor]:
     if isinstance(tensors, Tensor):
         yield tensors
-    else:
-        for each in tensors or ():
+    elif isinstance(tensors, list | tuple):
+        for each in tensors:
             yield from _flat(each)
 
 
@@ -168,7 +169,7 @@ def _is_here(given: Named, role: str) -> bool:
     return not (given[role] or given.get(f"group_{role}"))
 
 
-def _receive(own: Callable[..., Any]) -> Callable[..., Any]:
+def _receive(own: Callable[..., Any], _: Works) -> Callable[..., Any]:
     """Let what comes from any process come from the last one; a fake group names none."""
     signature = inspect.signature(own)
 
@@ -210,20 +211,20 @@ def _gather_single(tensor: Tensor, gather_tensor: Tensor | None = None, *args: A
 def _nothing(*_: Any, **__: Any) -> None: ...
 
 
-def _instead(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    return lambda own: functools.wraps(own)(function)
+def _instead(function: Callable[..., Any]) -> Change:
+    return lambda own, works: functools.wraps(own)(function)
 
 
-def refused(name: str, why: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def refused(name: str, why: str) -> Change:
     """Return the change of a function of ``torch.distributed`` that raises a MeasurementError."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         raise MeasurementError(_REFUSED.format(name, why))
 
-    return lambda own: functools.wraps(own)(refuse)
+    return lambda own, works: functools.wraps(own)(refuse)
 
 
-CHANGES: Final[Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = {
+CHANGES: Final[Mapping[str, Change]] = {
     "all_gather": _writing("tensor_list", _gather("tensor_list", "tensor")),
     "all_gather_coalesced": _writing("output_tensor_lists", _gather("output_tensor_lists", "input_tensor_list")),
     "all_gather_into_tensor": _writing("output_tensor", _gather("output_tensor", "input_tensor")),
@@ -233,6 +234,7 @@ CHANGES: Final[Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]]
     "all_reduce_coalesced": _writing("tensors", _reduce("tensors")),
     "all_to_all": _writing("output_tensor_list", _exchange),
     "all_to_all_single": _writing("output", _exchange),
+    "broadcast": _writing("tensor", _nothing),  # all have what this process has
     "broadcast_object_list": _instead(_nothing),
     "gather": _writing("gather_list", _gather("gather_list", "tensor")),
     "gather_object": _instead(_gather_object),
@@ -250,4 +252,4 @@ CHANGES: Final[Mapping[str, Callable[[Callable[..., Any]], Callable[..., Any]]]]
     "send_object_list": _instead(_nothing),
     "shrink_group": refused("shrink_group", "all processes of a simulated group stay"),
 }
-"""For functions of ``torch.distributed``, by name, what makes from each the one for a fake group."""
+"""The changes of functions of ``torch.distributed``, by name."""

@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor, distributed
 from torch._C._distributed_c10d import DebugLevel, TCPStore
 from torch.distributed import distributed_c10d as c10d
@@ -25,6 +26,7 @@ from actbench.errors import MeasurementError
 from actbench.simulator.profiles import DeviceProfile
 from actbench.tools.script import collectives
 from actbench.tools.script.reducer import Logger, Reducer
+from actbench.tools.script.works import Works
 
 _MOST_A_MACHINE = 8
 """Cards of one machine, where a profile has no rates."""
@@ -77,7 +79,9 @@ def environment(processes: int, local: int) -> dict[str, str]:
 
 
 @contextmanager
-def joined(processes: int, profile: DeviceProfile, note: Callable[[list[Tensor]], object]) -> Iterator[None]:
+def joined(
+    processes: int, profile: DeviceProfile, note: Callable[[list[Tensor]], object], works: Works
+) -> Iterator[None]:
     """Inside the block, let a script be the first of ``processes``; a group that it makes is left at the end.
 
     One process alone is told nothing, as by ``python``, but may make a group of one.
@@ -86,6 +90,7 @@ def joined(processes: int, profile: DeviceProfile, note: Callable[[list[Tensor]]
         processes: How many train together.
         profile: The card of each.
         note: Receives buffers in which DistributedDataParallel averages gradients.
+        works: Holds what asynchronous collectives hold.
 
     Raises:
         MeasurementError: This process belongs to a process group already.
@@ -105,22 +110,37 @@ def joined(processes: int, profile: DeviceProfile, note: Callable[[list[Tensor]]
         patches.set(c10d, "get_debug_level", lambda: DebugLevel.OFF)  # else groups check each other
         for name, change in collectives.CHANGES.items():
             if hasattr(c10d, name):
-                changed = change(getattr(c10d, name))
+                changed = change(getattr(c10d, name), works)
                 patches.set(c10d, name, changed)
                 patches.set(distributed, name, changed)
+        for name in ("_cuda_synchronize", "_accelerator_synchronizeDevice"):
+            patches.set(torch._C, name, works.synchronize)
+        for owner in (distributed, c10d):
+            patches.set(owner, "barrier", _waiting(distributed.barrier, works))
         patches.set(distributed.ProcessGroup, "monitored_barrier", lambda group, *_, **__: None)
         for name in ("init_rpc", "rpc_async", "rpc_sync", "remote"):
             own = getattr(distributed.rpc, name)
-            patches.set(distributed.rpc, name, collectives.refused(f"rpc.{name}", _CALLS)(own))
+            patches.set(distributed.rpc, name, collectives.refused(f"rpc.{name}", _CALLS)(own, works))
         patches.replace(
             distributed,
-            Reducer=functools.partial(Reducer, note=note),
+            Reducer=functools.partial(Reducer, note=note, works=works),
             Logger=Logger,
             _register_comm_hook=Reducer.take_hook,
             _verify_params_across_processes=lambda *_: None,  # it reads values
             _register_builtin_comm_hook=Reducer.take_builtin_hook,
         )
         yield
+
+
+def _waiting(own: Callable[..., Any], works: Works) -> Callable[..., Any]:
+    """Let a barrier free what ended works hold, as a collective, and wait for the card."""
+
+    def barrier(*args: Any, **kwargs: Any) -> Any:
+        works.free()
+        works.synchronize()
+        return own(*args, **kwargs)
+
+    return functools.wraps(own)(barrier)
 
 
 def _leave() -> None:

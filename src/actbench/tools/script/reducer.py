@@ -21,6 +21,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from actbench.errors import UntraceableError
 from actbench.tools.script.buckets import Bucket, views
+from actbench.tools.script.works import Works
 
 _bucket_assignment: Any = distributed._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
 
@@ -40,6 +41,7 @@ class Reducer:
 
     Args:
         note: Receives new buffers; the other arguments are those of torch's.
+        works: Holds what asynchronous collectives hold.
     """
 
     def __init__(
@@ -60,7 +62,8 @@ class Reducer:
         batched_grad_copy: bool = False,
         lazy_bucket_allocation: bool = False,
         *,
-        note: Callable[[list[Tensor]], object] = lambda buffers: None,
+        note: Callable[[list[Tensor]], object],
+        works: Works,
     ) -> None:
         if any(expect_sparse_gradients):
             raise UntraceableError(
@@ -71,7 +74,7 @@ class Reducer:
             raise UntraceableError(
                 "DistributedDataParallel(lazy_bucket_allocation=True) is not simulated: leave it out for an upper bound"
             )
-        self._params, self._group, self._note = list(params), process_group, note
+        self._params, self._group, self._note, self._works = list(params), process_group, note, works
         self._caps = list(bucket_bytes_cap_list) or [first_bucket_bytes_cap, bucket_bytes_cap]
         self._find_unused, self._as_view = find_unused_parameters, gradient_as_bucket_view
         self._names = param_to_name_mapping or {}
@@ -213,6 +216,8 @@ class Reducer:
         ordered = [self._params[index] for index in self._order]
         sparse = [False] * len(ordered)
         assigned, _ = _bucket_assignment(list[Tensor](ordered), self._caps, sparse, self._order)
+        self._works.synchronize()  # the processes agree on the order, by collectives that are waited for
+        self._works.free()
         self._buckets.clear()  # torch frees the old ones first
         self._buckets = self._made(assigned)
         self._rebuilt = True

@@ -63,6 +63,7 @@ from actbench.tools.script.threads import threads_followed
 from actbench.tools.script.untrained import Untrained
 from actbench.tools.script.values import ScriptMode
 from actbench.tools.script.whole import Whole
+from actbench.tools.script.works import Works
 from actbench.units import MIB, format_bytes
 
 HOST_INTEGERS_BYTES = 512 * MIB
@@ -152,7 +153,8 @@ class Simulation(Displayed):
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self.lines.fed, self.steps.passing = self._batches.fed, self.lines.begin_pass
         self._whole = Whole(self.steps, self.lines.line, is_cut=True, note=self.note) if whole else None
-        self._mode = ScriptMode(self.bounds.at_most, self.bounds.share)
+        self._works = Works()
+        self._mode = ScriptMode(self.bounds.at_most, self.bounds.share, self._works.synchronize)
         self._modes = self._mode, LargeAreFake(HOST_INTEGERS_BYTES, HostDraws(self.note).draw)
         self._has_state = self._applied is not None and self._applied.keeps_state
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
@@ -194,7 +196,7 @@ class Simulation(Displayed):
             stack.enter_context(threads_followed(self.tracker, self._modes))
             if self.profile.is_cuda:
                 stack.enter_context(sensors.answered(self.memory))
-            stack.enter_context(groups.joined(self.processes, self.profile, self._note_buckets))
+            stack.enter_context(groups.joined(self.processes, self.profile, self._note_buckets, self._works))
             stack.enter_context(attributes_shown(self._mode.from_tensor))
             stack.enter_context(subclasses_made())
             if not self.profile.is_cuda:
@@ -309,7 +311,12 @@ class Simulation(Displayed):
         about = about_steps(self.steps, self._began, has_state=self._has_state, whole=self._whole is not None)
         most_bytes = max(self.tracker.peak_bytes, *(each.peak_bytes for each in self.steps.done))
         outside = () if self._whole else about_outside(most_bytes, step.peak_bytes)
-        for text in (*about, *self.memory.limited(), *(outside if self._applied is None else ())):
+        for text in (
+            *about,
+            *self.memory.limited(),
+            *(outside if self._applied is None else ()),
+            *self._works.remarks(),
+        ):
             self.note(text)
         if profile.rates is not None and step.done and self.steps.trains:
             shares, passed = profile.efficiencies, self._blocks.passed(step)
@@ -396,6 +403,7 @@ class Simulation(Displayed):
         if self._measured is not None:
             self.ending.end(self.lines.roots)
         self._batches.refuse_none()
+        self._works.end_step()
         step.rows = self._batches.of_step()
         self._held = self._holds() if self.steps.trains else self._untrained.held
         assert self._held is not None

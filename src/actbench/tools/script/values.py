@@ -48,14 +48,17 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
     Args:
         at_most: Told what makes the bytes an upper bound.
         shared: Told what makes them an estimate, by equal shares.
+        waited: Called where the processor waits for values.
 
     Attributes:
         is_over: Whether the simulation has ended: what asks for unknown values then is refused.
     """
 
-    def __init__(self, at_most: Callable[[str], object], shared: Callable[[str], object]) -> None:
+    def __init__(
+        self, at_most: Callable[[str], object], shared: Callable[[str], object], waited: Callable[[], object]
+    ) -> None:
         super().__init__()
-        self._at_most, self._shared = at_most, shared
+        self._at_most, self._shared, self._waited = at_most, shared, waited
         self.is_over = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -78,6 +81,8 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
             masks.follow(func, args, kwargs or {}, result)
             plausible.follow(func, args, kwargs or {}, result)
             if func is _COPIES and result.device.type == "cpu" and args[0].device.type == "cuda":
+                if not (kwargs or {}).get("non_blocking"):
+                    self._waited()
                 return real_if_known(result)
         return result
 
@@ -117,6 +122,8 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
             raise UntraceableError(_OVER)
         match func._schema.name:
             case "aten::_local_scalar_dense" | "aten::item":  # the second in inference mode
+                if is_card(args[0].device):
+                    self._waited()
                 return plausible.one(args[0])
             case "aten::equal":
                 return args[0].shape == args[1].shape
