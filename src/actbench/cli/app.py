@@ -58,7 +58,7 @@ class _Verbs(typer.core.TyperGroup):
         others = plugins.installed("commands")
         for name in others.keys() & _OWN:
             plugins.leave_out(others[name], "commands", "actbench has a command of that name itself")
-        return sorted({*_OWN, *others}, key=lambda name: (_rank(name), name))
+        return sorted({*_OWN, *others}, key=lambda name: (float(getattr(_verb(name), "rank", math.inf)), name))
 
     def get_command(self, ctx: Any, name: str) -> Any:
         verb = _verb(name)
@@ -86,11 +86,6 @@ def _verb(name: str) -> typer.Typer | None:
         found: typer.Typer = getattr(importlib.import_module(f"actbench.cli.{_OWN[name]}"), name)
         return found
     return plugins.find_plugin("commands", name, typer.Typer)
-
-
-def _rank(name: str) -> float:
-    """Return the place of a verb on the help page; verbs without one are last."""
-    return float(getattr(_verb(name), "rank", math.inf))
 
 
 def _built(verb: typer.Typer, name: str) -> Any:
