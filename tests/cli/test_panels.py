@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from actbench.cli.app import app
-from actbench.cli.panels import PANELS, USUAL, WITHOUT_PANEL
+from actbench.cli.app import app, verbs_of
+from actbench.cli.panels import PANELS, WITHOUT_PANEL
 from actbench.cli.pluggedexports import formats_plugged
 
 VERBS = ["run", "measure", "sweep", "fit", "train", "convert"]
+WITH_A_SCREEN = ["run", "measure", "sweep", "fit", "convert"]
 LINES_OF_A_SCREEN = 60
 
 
 def panels_of(cli: Any, verb: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Return the flags of each panel of a verb's help page, in their order."""
     monkeypatch.setenv("COLUMNS", "160")
-    ended = cli(verb, "--help-all" if verb in USUAL else "--help")
+    ended = cli(verb, "--help-all" if verb in WITH_A_SCREEN else "--help")
     assert ended.status == 0
     found: dict[str, list[str]] = {}
     for line in ended.out.splitlines():
@@ -34,14 +35,14 @@ def panels_of(cli: Any, verb: str, monkeypatch: pytest.MonkeyPatch) -> dict[str,
 def test_every_flag_stands_in_its_panel_in_its_order(cli: Any, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = panels_of(cli, verb, monkeypatch)
 
-    assert found.pop("Options") == ["--help", *(["--help-all"] if verb in USUAL else [])]
+    assert found.pop("Options") == ["--help", *(["--help-all"] if verb in WITH_A_SCREEN else [])]
     assert found.pop("Arguments") == []
     assert list(found) == [title for title in PANELS if title in found]
     for title, flags in found.items():
         assert flags == [name for name in PANELS[title].split() if name in flags]
 
 
-@pytest.mark.parametrize("verb", USUAL)
+@pytest.mark.parametrize("verb", WITH_A_SCREEN)
 def test_help_is_a_screen_of_the_usual_options_and_says_where_the_others_are(
     cli: Any, verb: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -50,7 +51,7 @@ def test_help_is_a_screen_of_the_usual_options_and_says_where_the_others_are(
     lines = cli(verb, "--help").out.splitlines()
     shown = {found[1] for line in lines if (found := re.match(r"│[ *]{1,6}(--[a-z-]+)", line))}
 
-    assert shown == {*USUAL[verb].split(), "--help", "--help-all"} < whole
+    assert shown == {*verbs_of(app)[verb].usual, "--help", "--help-all"} < whole
     assert len(lines) <= LINES_OF_A_SCREEN
     assert f"{len(whole - shown)} more options: actbench {verb} --help-all" in " ".join(lines)
 

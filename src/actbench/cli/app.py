@@ -20,7 +20,7 @@ import typer.core
 from typer.main import get_command_from_info, get_group
 
 from actbench import plugins
-from actbench.cli.panels import USUAL, panel_of
+from actbench.cli.panels import panel_of
 from actbench.errors import encodable, shortened, told
 from actbench.units import COUNT_LIMIT, LONGEST_SECONDS
 
@@ -58,7 +58,7 @@ class _Verbs(typer.core.TyperGroup):
         others = plugins.installed("commands")
         for name in others.keys() & _OWN:
             plugins.leave_out(others[name], "commands", "actbench has a command of that name itself")
-        return sorted({*_OWN, *others}, key=lambda name: (_rank(name), name))
+        return sorted({*_OWN, *others}, key=lambda name: (float(getattr(_verb(name), "rank", math.inf)), name))
 
     def get_command(self, ctx: Any, name: str) -> Any:
         verb = _verb(name)
@@ -88,11 +88,6 @@ def _verb(name: str) -> typer.Typer | None:
     return plugins.find_plugin("commands", name, typer.Typer)
 
 
-def _rank(name: str) -> float:
-    """Return the place of a verb on the help page; verbs without one are last."""
-    return float(getattr(_verb(name), "rank", math.inf))
-
-
 def _built(verb: typer.Typer, name: str) -> Any:
     """Return the command of click behind a verb; None, with a warning, if a plug-in's object has none."""
     commands, is_group = verb.registered_commands, bool(verb.registered_groups or verb.registered_callback)
@@ -108,29 +103,30 @@ def _built(verb: typer.Typer, name: str) -> Any:
     if why is not None:
         plugins.leave_out(plugins.installed("commands")[name], "commands", why)
         return None
-    found.name = name
+    found.name, found.usual = name, getattr(verb, "usual", "").split()
     return found
 
 
 class _Verb(typer.core.TyperCommand):
     """A verb whose ``--help`` fits a screen: a sentence of it, of a few examples, and of the options most used."""
 
+    usual: Sequence[str] = ()
+
     def get_params(self, ctx: Any) -> Any:
         found, option = super().get_params(ctx), self.get_help_option(ctx)
-        if self.name not in USUAL or option is None:
+        if not self.usual or option is None:
             return found
         whole = copy.copy(option)  # of the kind that this version of typer makes
         vars(whole).update(name="help_all", opts=["--help-all"], callback=_show_all, help=_ALL_OPTIONS)
         return [*found, whole]
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        usual = USUAL.get(self.name or "")
-        if usual is None or ctx.meta.get(_ALL):
+        if not self.usual or ctx.meta.get(_ALL):
             super().format_help(ctx, formatter)
             return
         page = copy.copy(self)
         options: dict[str, Any] = {each.opts[0]: each for each in self.params if each.param_type_name == "option"}
-        shown = [copy.copy(options[name]) for name in usual.split()]
+        shown = [copy.copy(options[name]) for name in self.usual]
         for each in shown:
             sentence, period, _ = each.help.partition(". ")
             value = each.metavar or (None if each.is_flag else "VALUE")  # what typer writes of a type is wide
@@ -156,12 +152,13 @@ _EXAMPLES = 2
 
 
 def command(
-    *, rank: float = math.inf, extras: Mapping[str, str] | None = None, **details: Any
+    *, rank: float = math.inf, usual: str = "", extras: Mapping[str, str] | None = None, **details: Any
 ) -> Callable[[Callable[..., None]], typer.Typer]:
     """Make a verb of a function for ``actbench.commands``.
 
     Args:
         rank: Its place on the help page, where the verbs that most people need have the least; equal ranks by name.
+        usual: The options that ``--help`` shows, separated by blanks, where ``--help-all`` shows all; empty for all.
         extras: What the verb needs each extra for.
         details: As of typer's decorator.
     """
@@ -169,7 +166,7 @@ def command(
     def made(function: Callable[..., None]) -> typer.Typer:
         verb = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         verb.command(cls=_Verb, **details)(function)
-        vars(verb).update(rank=rank, extras=extras or {})
+        vars(verb).update(rank=rank, usual=usual, extras=extras or {})
         return verb
 
     return made

@@ -84,7 +84,8 @@ def read(variables: Mapping[str, str], file: Path = FILE, typed: Sequence[str] =
     trusted = {code for text in typed for code in named_code(text, is_ours=False)}
     for name, value in named.items():
         option = name.removeprefix(PREFIX).lower().replace("_", "-")
-        verb = None if _is_of_any(option, options) else next(_verbs_before(option, options), None)
+        before = (verb for verb, own in options.items() if option.removeprefix(f"{verb}-") in own)
+        verb = None if _is_of_any(option, options) else next(before, None)
         own = option.removeprefix(f"{verb}-")
         if verb is None and not _is_of_any(option, options):
             defaults.unknown.append(f"{name} sets no option{_hint(option, _all(options), _variable)}")
@@ -155,10 +156,6 @@ def _all(options: Mapping[str, Mapping[str, _Known]]) -> dict[str, _Known]:
 
 def _is_of_any(option: str, options: Mapping[str, Mapping[str, _Known]]) -> bool:
     return any(option in of_verb for of_verb in options.values())
-
-
-def _verbs_before(option: str, options: Mapping[str, Mapping[str, _Known]]) -> Iterator[str]:
-    return (verb for verb, own in options.items() if option.removeprefix(f"{verb}-") in own)
 
 
 def _variable(option: str) -> str:

@@ -1,4 +1,8 @@
-"""The flags that several verbs share, and the recipe fields that they set."""
+"""The flags that several verbs share, and the recipe fields that they set.
+
+They stand in groups: dataclasses whose fields are flags of a verb. A field with ``flags`` among its metadata, a
+function that returns types by name, stands for the flags of plug-ins: its value has theirs by name.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 from actbench.cli import completions
 from actbench.cli.app import (
@@ -23,7 +27,6 @@ from actbench.cli.app import (
     whole_number,
 )
 from actbench.cli.beside import check_beside
-from actbench.cli.flaggroups import made_of, parameters_of
 from actbench.cli.givenschemes import checked_schemes
 from actbench.cli.panels import place_of
 from actbench.cli.printing import check_exports
@@ -265,12 +268,44 @@ class DeviceFlags:
     ] = None
 
 
+@functools.cache
+def _hints(group: type[Any]) -> dict[str, Any]:
+    return get_type_hints(group, include_extras=True)  # compiles each, and many verbs share a group
+
+
+def _parameters_of(parameter: inspect.Parameter) -> list[inspect.Parameter]:
+    """Return a parameter for each flag of a group; the parameter itself if it is none."""
+    group = parameter.annotation
+    if not (is_dataclass(group) and isinstance(group, type)):
+        return [parameter]
+    hints = _hints(group)
+    found = []
+    for each in fields(group):
+        if "flags" in each.metadata:
+            plugged = each.metadata["flags"]().items()
+            found += [parameter.replace(name=name, default=None, annotation=hint) for name, hint in plugged]
+        else:
+            found.append(parameter.replace(name=each.name, default=each.default, annotation=hints[each.name]))
+    return found
+
+
+def _made_of(group: type[Any], given: dict[str, Any]) -> Any:
+    """Return a group of flags with its values from ``given``."""
+    values: dict[str, Any] = {}
+    for each in fields(group):
+        if "flags" in each.metadata:  # a function that returns the flags that plug-ins bring
+            values[each.name] = {name: given.pop(name) for name in each.metadata["flags"]()}
+        else:
+            values[each.name] = given.pop(each.name)
+    return group(**values)
+
+
 def expanded(verb: Callable[..., None]) -> Callable[..., None]:
     """Show each field of a dataclass of flags as a flag; the verb takes all parameters by name."""
     written = inspect.signature(verb, eval_str=True).parameters.values()
     kinds = {parameter.name: parameter.annotation for parameter in written}
     groups = {name: kind for name, kind in kinds.items() if is_dataclass(kind) and isinstance(kind, type)}
-    parameters = [each for parameter in written for each in parameters_of(parameter)]
+    parameters = [each for parameter in written for each in _parameters_of(parameter)]
     parameters.sort(key=lambda parameter: _place(parameter.annotation))
     defaults = {parameter.name: parameter.default for parameter in parameters}
 
@@ -278,7 +313,7 @@ def expanded(verb: Callable[..., None]) -> Callable[..., None]:
     def run(**given: Any) -> None:
         check_exports(given)
         check_beside({name: each for name, each in given.items() if each not in (None, []) and each != defaults[name]})
-        made = {name: made_of(kind, given) for name, kind in groups.items()}
+        made = {name: _made_of(kind, given) for name, kind in groups.items()}
         verb(**given, **made)
 
     vars(run)["__signature__"] = inspect.Signature(parameters)

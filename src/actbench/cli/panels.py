@@ -31,19 +31,6 @@ PANELS = {
 }
 """The names of flags by the title of their panel, in the order of the help page."""
 
-USUAL = {
-    "run": "--device-profile --scheme --batch-size --module --gpus --max-batch --whole --require-fit --meter "
-    "--export-json",
-    "measure": "--scheme --batch-size --sequence-length --dtype --meter --device-profile --max-batch --infer --output",
-    "sweep": "--scheme --batch-size --meter --device-profile --max-batch --jobs --timeout --output --export-markdown "
-    "--export-csv",
-    "fit": "--device-profile --batch-size --sequence-length --scheme --max-slowdown --script "
-    "--longest-sequence --which-card --budget",
-    "convert": "--scheme --gelu-bits --linear --batch-size --sequence-length --task --weights --dry-run --output "
-    "--export-json",
-}
-"""The options of a verb that ``--help`` shows; ``--help-all`` shows all."""
-
 WITHOUT_PANEL = (
     "--help --help-all --version --debug --title --fail-on --format --export-junit --encoding --distribution "
     "--elements --prompt"

@@ -56,7 +56,11 @@ RecipeOrModel = Annotated[
 ]
 
 
-@command(rank=20)
+@command(
+    rank=20,
+    usual="--scheme --batch-size --meter --device-profile --max-batch --jobs --timeout --output --export-markdown "
+    "--export-csv",
+)
 @expanded
 def sweep(
     *,
@@ -127,7 +131,10 @@ def sweep(
         )
 
 
-@command(rank=30)
+@command(
+    rank=30,
+    usual="--scheme --batch-size --sequence-length --dtype --meter --device-profile --max-batch --infer --output",
+)
 @expanded
 def measure(
     *,

@@ -128,7 +128,8 @@ _MOST_ALONE = 3  # rows over their limit with a sentence each; more share senten
 def about_limits(records: Sequence[MeasuredRecord]) -> list[str]:
     """Return what :func:`about_limit` says of each record; of many records, one sentence for each equal advice."""
     told = [(record, text) for record in records if (text := about_limit(record))]  # one with a timeline has no hash
-    reserved = [_RESERVED] if any(_counts_reserved(record) for record, _ in told) else []
+    outcomes = [record.outcome for record, _ in told if isinstance(record.outcome, Measurement)]
+    reserved = [_RESERVED] if any((each.reserved_bytes or 0) > each.peak_bytes for each in outcomes) else []
     if len(told) <= _MOST_ALONE:
         return [text for _, text in told] + reserved
     alike: dict[tuple[str, ...], list[MeasuredRecord]] = {}
@@ -140,11 +141,6 @@ def about_limits(records: Sequence[MeasuredRecord]) -> list[str]:
 
 
 _RESERVED = "Over limit counts what torch's allocator reserves: the peak, and the gaps between its blocks."
-
-
-def _counts_reserved(record: MeasuredRecord) -> bool:
-    measured = record.outcome
-    return isinstance(measured, Measurement) and (measured.reserved_bytes or 0) > measured.peak_bytes
 
 
 def _alike(record: MeasuredRecord) -> tuple[str, str, str]:

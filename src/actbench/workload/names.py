@@ -178,7 +178,10 @@ def _value(text: str) -> Any:
 def _parse_name(text: str) -> ModelName:
     prefix, colon, rest = text.partition(":")
     if colon and prefix == "torchvision":
-        return _torchvision(rest)
+        from actbench.workload import torchvision
+
+        torchvision.check_torchvision_name(rest)
+        return ModelName("torchvision", rest)
     if colon and prefix == "hf":
         return _hub(rest)
     if is_function(text):
@@ -195,13 +198,6 @@ def _parse_name(text: str) -> ModelName:
     if "/" in text:
         return _folder(text) if os.path.exists(text) else _hub(text)
     return _bare(text)
-
-
-def _torchvision(name: str) -> ModelName:
-    from actbench.workload import torchvision
-
-    torchvision.check_torchvision_name(name)
-    return ModelName("torchvision", name)
 
 
 def _hub(name: str) -> ModelName:

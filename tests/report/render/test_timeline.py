@@ -17,9 +17,9 @@ from actbench.report.render.screen import NARROWEST, WIDEST, sparkline
 from actbench.report.tables import report_tables
 from actbench.report.tables.entries import join
 from actbench.report.tables.step import LARGEST, holders_table
-from actbench.tools.html import library, memory
+from actbench.tools.html import library, measured
+from actbench.tools.html.charts import memory_over_steps
 from actbench.tools.html.html import html_page
-from actbench.tools.html.timeline import memory_over_step
 from actbench.units import MIB
 
 MakeRecord = Callable[..., MeasuredRecord]
@@ -126,7 +126,7 @@ def values_of(spec: Any) -> list[dict[str, Any]]:
 
 def test_the_chart_draws_the_bytes_of_the_record() -> None:
     timeline = made(host=True)
-    values = values_of(memory_over_step("exact", timeline).spec)
+    values = values_of(memory_over_steps([("exact", timeline)])[0].spec)
 
     assert [row["at"] for row in values] == list(timeline.moments)
     assert [row["saved tensors"] * MIB for row in values] == list(SAVED)
@@ -136,7 +136,7 @@ def test_the_chart_draws_the_bytes_of_the_record() -> None:
 
 def test_a_report_draws_the_rows_that_have_one(record: Callable[..., MeasuredRecord], make_record: MakeRecord) -> None:
     records = [record(made()), make_record("checkpoint"), record(made(), scheme="fewbit:3")]
-    (group,) = memory.groups_of(join(records))
+    (group,) = measured.groups_of(join(records))
 
     titles = [picture.title for picture in group.pictures if picture.title.startswith("Memory over a step")]
     assert titles == ["Memory over a step: exact", "Memory over a step: fewbit:3"]
@@ -146,7 +146,7 @@ def test_names_of_modules_are_text(record: Callable[..., MeasuredRecord]) -> Non
     evil = "</script><script>alert(1)</script>\x1b"
     records = [record(made(module=evil))]
 
-    page = html_page(report_tables(records, "Results"), "Results", memory.beside_measured(records))
+    page = html_page(report_tables(records, "Results"), "Results", measured.beside_measured(records))
 
     assert "<script>alert" not in page
     assert "\x1b" not in page
@@ -154,7 +154,7 @@ def test_names_of_modules_are_text(record: Callable[..., MeasuredRecord]) -> Non
 
 @WITH_CHARTS
 def test_pictures_are_drawn_without_a_network() -> None:
-    pictures = [memory_over_step("exact", made()), memory_over_step("<b>&", made(host=True))]
+    pictures = memory_over_steps([("exact", made()), ("<b>&", made(host=True))])
     drawn = library.image(pictures, "svg").decode()
 
     texts = " ".join(ElementTree.fromstring(drawn).itertext())
@@ -166,4 +166,4 @@ def test_without_the_library_it_is_said_how_to_install_it(monkeypatch: pytest.Mo
     monkeypatch.setattr(library, "is_installed", lambda: False)
 
     with pytest.raises(UsageError, match=r"actbench\[html\]"):
-        library.image([memory_over_step("exact", made())], "png")
+        library.image(memory_over_steps([("exact", made())]), "png")

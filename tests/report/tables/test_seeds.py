@@ -12,7 +12,7 @@ from actbench.report import render
 from actbench.report.compare import compare, parse_limit
 from actbench.report.tables import results_table
 from actbench.report.tables.entries import join
-from actbench.tools.html.memory import beside_measured
+from actbench.tools.html.measured import beside_measured
 
 MakeRecord = Callable[..., MeasuredRecord]
 PEAKS = {"exact": (1000, 1000, 1000), "fewbit:3": (800, 830, 842)}

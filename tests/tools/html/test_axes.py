@@ -11,8 +11,8 @@ import pytest
 
 from actbench.model.timeline import Holder, Span, Timeline
 from actbench.tools.html import library
-from actbench.tools.html.pictures import Picture, Scale, stacked_bars
-from actbench.tools.html.timeline import memory_over_steps
+from actbench.tools.html.charts import Picture, Scale, memory_over_steps, stacked_bars
+from actbench.tools.html.html import resource
 from actbench.units import GIB, MIB
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -33,7 +33,7 @@ def svg_of(picture: Picture, width: int) -> ElementTree.Element:
     """Return the chart as a page of this width draws it: ``charts.js`` gives labels a share of the width."""
     import vl_convert
 
-    script = library.importlib.resources.files("actbench.tools.html").joinpath("charts.js").read_text()
+    script = resource("charts.js")
     found = re.search(r"label_limit: Math.min\((\d+), ([\d.]+) \* width\)", script)
     assert found is not None
     most, share = map(float, found.groups())

@@ -14,7 +14,7 @@ import pytest
 from actbench.model.measured import MeasuredRecord
 from actbench.report import store, tables
 from actbench.report.compare import compare
-from actbench.tools.html import library, memory
+from actbench.tools.html import library, measured
 from actbench.tools.html.html import html_page
 
 MakeRecord = Callable[..., MeasuredRecord]
@@ -74,7 +74,7 @@ def records_of_quickstart() -> list[MeasuredRecord]:
 
 
 def report(records: list[MeasuredRecord], title: str = "Results") -> str:
-    return html_page(tables.report_tables(records, title), title, memory.beside_measured(records))
+    return html_page(tables.report_tables(records, title), title, measured.beside_measured(records))
 
 
 @pytest.fixture

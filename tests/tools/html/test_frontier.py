@@ -13,9 +13,8 @@ from actbench.report.exporting import Exported
 from actbench.report.tables import Curve, Table
 from actbench.report.tables.values import Column
 from actbench.tools.html import library
+from actbench.tools.html.charts import Picture, Scale, curves_of_tables, error_beside_memory, memory_against_time
 from actbench.tools.html.export import HTML
-from actbench.tools.html.frontier import curves_of_tables, error_beside_memory, memory_against_time
-from actbench.tools.html.pictures import Picture, Scale
 from actbench.units import GIB
 
 COLUMNS: tuple[Column[Any], ...] = (
@@ -42,11 +41,10 @@ OTHER = table("any", ("gact", 3 * GIB, 1.2))
 
 
 def test_tables_of_one_chart_are_drawn_together_with_the_limit() -> None:
-    (group,) = curves_of_tables([EXACT, OTHER, Table("t", COLUMNS, pandas.DataFrame())]).groups
+    ((name, picture),) = curves_of_tables([EXACT, OTHER, Table("t", COLUMNS, pandas.DataFrame())]).items()
 
-    (picture,) = group.pictures
     values = picture.spec["data"]["values"]
-    assert group.name == "model on card"
+    assert name == "model on card"
     assert [(row["kind"], row["scheme"], row["drawn"], row["drawn_time"]) for row in values] == [
         ("any gradients", "gact", 3.0, 1.2),
         ("exact gradients", "exact", 8.0, 1.0),
@@ -56,9 +54,9 @@ def test_tables_of_one_chart_are_drawn_together_with_the_limit() -> None:
 
 
 def test_without_a_limit_there_is_no_line() -> None:
-    (group,) = curves_of_tables([table("exact", ("a", 1, 1.0), limit=None)]).groups
+    (picture,) = curves_of_tables([table("exact", ("a", 1, 1.0), limit=None)]).values()
 
-    assert "limit" not in json.dumps(group.pictures[0].spec["layer"])
+    assert "limit" not in json.dumps(picture.spec["layer"])
 
 
 def test_a_page_has_the_answer_first_and_the_code_as_text() -> None:
@@ -75,9 +73,9 @@ def test_a_page_has_the_answer_first_and_the_code_as_text() -> None:
 
 @pytest.mark.skipif(not library.is_installed(), reason="vl-convert is not installed")
 def test_the_chart_can_be_drawn() -> None:
-    (group,) = curves_of_tables([EXACT, OTHER]).groups
+    pictures = list(curves_of_tables([EXACT, OTHER]).values())
 
-    assert library.image(group.pictures, "png").startswith(b"\x89PNG")
+    assert library.image(pictures, "png").startswith(b"\x89PNG")
 
 
 def shown_names(picture: Picture, width: int) -> list[str]:
@@ -107,7 +105,7 @@ def test_names_of_the_frontier_come_first() -> None:
 
 
 def test_the_name_of_the_limit_is_away_from_the_end_of_the_curve() -> None:
-    (group,) = curves_of_tables([EXACT]).groups
+    (picture,) = curves_of_tables([EXACT]).values()
 
-    [name] = [each["mark"] for each in group.pictures[0].spec["layer"] if each["mark"].get("text") == "limit 4.00 GiB"]
+    [name] = [each["mark"] for each in picture.spec["layer"] if each["mark"].get("text") == "limit 4.00 GiB"]
     assert (name["x"], name["align"]) == (4, "left")

@@ -19,10 +19,10 @@ from actbench.report import kinds, render, store, tables
 from actbench.report.exporting import Exported
 from actbench.report.tables import Table
 from actbench.report.tables.computed import step_time_of
-from actbench.tools.html import library, memory, pictures, training
+from actbench.tools.html import html, library, measured, training
+from actbench.tools.html.charts import Picture
 from actbench.tools.html.export import HTML
-from actbench.tools.html.html import html_page
-from actbench.tools.html.pictures import MOST_GROUPS, Beside, Group, Picture, shown
+from actbench.tools.html.html import MOST_GROUPS, Beside, Group, html_page, shown
 from actbench.tools.train.records import TrainingRun
 from actbench.tools.train.tables import accuracy_table
 
@@ -92,7 +92,7 @@ def timed(make_record: MakeRecord) -> list[MeasuredRecord]:
 
 
 def page_of(records: list[MeasuredRecord], title: str = "Results") -> Page:
-    return Page(html_page(tables.report_tables(records, title), title, memory.beside_measured(records)))
+    return Page(html_page(tables.report_tables(records, title), title, measured.beside_measured(records)))
 
 
 def values_of(page: Page, title: str) -> list[Any]:
@@ -236,7 +236,7 @@ def test_without_the_library_a_page_has_tables_and_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(library, "is_installed", lambda: False)
     records = timed(make_record)
-    text = html_page(tables.report_tables(records, "R"), "R", memory.beside_measured(records))
+    text = html_page(tables.report_tables(records, "R"), "R", measured.beside_measured(records))
 
     assert "pip install &#x27;actbench[html]&#x27;" in text
     assert "vegaEmbed" not in text
@@ -274,9 +274,9 @@ def test_a_table_without_columns_is_a_title() -> None:
 def test_a_very_long_table_says_that_its_rows_do_not_open(
     monkeypatch: pytest.MonkeyPatch, make_record: MakeRecord
 ) -> None:
-    monkeypatch.setattr(pictures, "MOST_DETAILED", 2)
+    monkeypatch.setattr(html, "MOST_DETAILED", 2)
     records = [make_record(f"s{place}") for place in range(3)]
-    text = html_page([tables.results_table(records)], "Results", memory.beside_measured(records))
+    text = html_page([tables.results_table(records)], "Results", measured.beside_measured(records))
 
     assert "have no settings to open here" in text
     assert Page(text).data["rows"] == []

@@ -99,12 +99,11 @@ class Moments:
 
     def phase(self, peak_at: int) -> Phase:
         """Return the part of the step with the last of ``peak_at`` events."""
-        in_backward: Phase = "forward" if peak_at <= self._forwarded(peak_at) else "backward"
-        return in_backward if peak_at <= self.updating else "optimizer"
-
-    def _forwarded(self, peak_at: int) -> int:
-        """Return the end of the last forward pass that began before the peak."""
-        return next((end for start, end in reversed(self.forwards) if start < peak_at), self.forwards[0][1])
+        if peak_at > self.updating:
+            return "optimizer"
+        # the end of the last forward pass that began before the peak
+        forwarded = next((end for start, end in reversed(self.forwards) if start < peak_at), self.forwards[0][1])
+        return "forward" if peak_at <= forwarded else "backward"
 
     def peaks(self, events: Sequence[Event], repeating: int, made: int) -> PhasePeaks:
         """Return the peak of each part of the step.

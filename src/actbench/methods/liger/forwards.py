@@ -118,7 +118,8 @@ def fused(module: nn.Module) -> ReboundForward | None:
     if _does(forward, _gated) and _is_silu(getattr(module, "act_fn", None)):
         # gate and up are written over, so that what makes them must not need them again
         return FusedMlp(module) if _is_product(module.gate_proj) and _is_product(module.up_proj) else None
-    rotary = getattr(forward, "__globals__", {}).get(_ROTARY) if _ROTARY in _names(forward) else None
+    code: CodeType | None = getattr(forward, "__code__", None)
+    rotary = getattr(forward, "__globals__", {}).get(_ROTARY) if code is not None and _ROTARY in code.co_names else None
     return FusedRotary(module) if rotary is not None and _turns(rotary) else None
 
 
@@ -131,11 +132,6 @@ def _is_silu(activation: Any) -> bool:
 def _is_product(layer: Any) -> bool:
     """Return whether a layer is linear, or adapts one."""
     return is_linear(layer) or hasattr(layer, "base_layer")  # as peft names what it adapts, frozen formats too
-
-
-def _names(function: Any) -> tuple[str, ...]:
-    code: CodeType | None = getattr(function, "__code__", None)
-    return () if code is None else code.co_names
 
 
 def _does(function: Any, other: Callable[..., Any]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,17 +132,14 @@ def _to_gradient(logits: Tensor, target: Tensor, losses: Tensor, how: How) -> No
         one_kernel([logits, losses], [target])
         return
     one = losses.new_ones(())
-    for rows in _blocks(logits):
+    size = max(1, _BLOCK // logits.shape[1])
+    for first in range(0, len(logits), size):
+        rows = slice(first, first + size)
         some = logits[rows].to(losses.dtype)
         losses[rows] = F.cross_entropy(
             some, target[rows], ignore_index=how.ignore_index, reduction="none", label_smoothing=how.smoothing
         )
         logits[rows] = less_target(some, target[rows], how, one).to(logits.dtype)
-
-
-def _blocks(logits: Tensor) -> Iterator[slice]:
-    size = max(1, _BLOCK // logits.shape[1])
-    return (slice(first, first + size) for first in range(0, len(logits), size))
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,7 +49,8 @@ class CopyingOptimizer(optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Step, and return what the closure returned."""
         result = called(closure)
-        self._follow_options()
+        for group, own in zip(self.inner.param_groups, self.param_groups, strict=True):  # options may have changed
+            group.update({name: value for name, value in own.items() if name != "params"})
         self._step()
         self._show_state()
         return result
@@ -90,11 +91,6 @@ class CopyingOptimizer(optim.Optimizer):
 
     def _step(self) -> None:
         raise NotImplementedError
-
-    def _follow_options(self) -> None:
-        """Give the inner optimizer the options that the groups have now."""
-        for group, own in zip(self.inner.param_groups, self.param_groups, strict=True):
-            group.update({name: value for name, value in own.items() if name != "params"})
 
     def _show_state(self) -> None:
         for parameter, copy in self.copies.items():

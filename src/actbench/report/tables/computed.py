@@ -67,16 +67,10 @@ def peak_vs_previous(entry: Entry) -> Value:
     return change(before, entry.record.outcome.peak_bytes)
 
 
-def _before(entry: Entry) -> Measurement | None:
-    """Return the measurement of the stack that this one extends."""
-    outcome = entry.previous.outcome if entry.previous else None
-    return outcome if isinstance(outcome, Measurement) else None
-
-
 def step_vs_previous(entry: Entry) -> float | None:
     """Return the change of the step time, if both steps were timed in turns or both estimated."""
-    before, now = _before(entry), entry.measured
-    if before is None or now is None or before.timing_round != now.timing_round:
+    before, now = entry.previous.outcome if entry.previous else None, entry.measured
+    if not isinstance(before, Measurement) or now is None or before.timing_round != now.timing_round:
         return None
     if before.estimated and now.estimated:
         return change(before.estimated.step_seconds, now.estimated.step_seconds)

@@ -34,7 +34,8 @@ class Estimates:
         self._devices: dict[Any, _Devices] = {}
         for record, what in records:
             if record.case.meter == "simulated" and isinstance(record.outcome, Measurement):
-                self._found[what, record.case.scheme, _is_of_cpu(record, record.outcome)].append(record)
+                is_of_cpu = (record.outcome.simulated or record.case.device_profile) == "cpu"  # shipped, or of a file
+                self._found[what, record.case.scheme, is_of_cpu].append(record)
 
     def of(self, record: MeasuredRecord, what: Any) -> Measurement | None:
         """Return the estimate of a measurement, or None.
@@ -55,11 +56,6 @@ class Estimates:
             candidates = self._devices[key].named_in(record.machine.gpu or "")
         outcome = candidates[0].outcome if len(candidates) == 1 else None
         return outcome if isinstance(outcome, Measurement) else None
-
-
-def _is_of_cpu(record: MeasuredRecord, measured: Measurement) -> bool:
-    """Return whether a step was simulated for a CPU, shipped or described by a file."""
-    return (measured.simulated or record.case.device_profile) == "cpu"
 
 
 class _Devices:

@@ -98,7 +98,8 @@ def notes_of(
     ``with_estimates`` has those on estimated times.
     """
     records = [entry.record for entry in entries]
-    described, machines, published = settings.described(), list(measured_on(records)), list(_published(records))
+    described, machines = settings.described(), list(measured_on(records))
+    published = [published_note(record.case.scheme, item) for record in records for item in record.published]
     estimates = list(about_estimates(records)) if with_estimates else []
     lines = chain(
         described,
@@ -117,12 +118,6 @@ def notes_of(
     if any(record.versions.dirty for record in records):
         notes["Rows marked uncommitted were measured with changes that no commit holds."] = None
     return tuple(notes), (*described, *machines, *published, *estimates)
-
-
-def _published(records: Sequence[MeasuredRecord]) -> Iterable[str]:
-    for record in records:
-        for item in record.published:
-            yield published_note(record.case.scheme, item)
 
 
 def published_note(scheme: str, item: Published) -> str:
@@ -281,7 +276,9 @@ def _results(entries: Sequence[Entry]) -> tuple[Column[Entry], ...]:
         for column in RESULTS
         if grows or column not in VS_PREVIOUS
     ]
-    return (*shown, *_diagnostics(entries))
+    keys = {column.key for column in RESULTS}
+    found = {each.name: each.title for entry in entries if entry.measured for each in entry.measured.diagnostics}
+    return (*shown, *(diagnostic(name, title) for name, title in found.items() if name not in keys))
 
 
 _OVER_SEEDS = ("peak_bytes", "activation_bytes", "largest_batch", "gradient_error", "gradient_cosine")
@@ -293,10 +290,3 @@ def with_seeds(column: Column[Entry]) -> tuple[Column[Entry], ...]:
         return (column,)
     key = column.key
     return column, Column(f"{key}_spread", "±", column.unit, lambda entry: entry.seeded.spread(key), spread_of=key)
-
-
-def _diagnostics(entries: Sequence[Entry]) -> list[Column[Entry]]:
-    """Return columns for the diagnostics that :data:`RESULTS` does not show."""
-    known = {column.key for column in RESULTS}
-    found = {each.name: each.title for entry in entries if entry.measured for each in entry.measured.diagnostics}
-    return [diagnostic(name, title) for name, title in found.items() if name not in known]

@@ -15,7 +15,7 @@ from actbench.machine import machine, now, provenance
 from actbench.simulator.profiles import DeviceTable
 from actbench.tools.calibrate.device import DeviceName, device_named, settle_heap
 from actbench.tools.calibrate.host import host_of
-from actbench.tools.calibrate.profile import Found, Key, by_kind, found_in, peaks, profile_of
+from actbench.tools.calibrate.profile import Key, by_kind, found_in, peaks, profile_of
 from actbench.tools.calibrate.records import CalibrationReport
 from actbench.tools.calibrate.stopwatch import Clock, Sample, Stopwatch
 from actbench.tools.calibrate.subjects import Subject, single, specs_of_schemes, steps
@@ -145,7 +145,11 @@ def calibrate(
     bench = _Bench(where, clock, begin + budget_seconds, progress)
     bench.run_all(specs_of_schemes() if schemes is None else schemes, most_sizes)
     found = found_in(bench.samples)
-    _check(found, budget_seconds)
+    if missing := [name for name in ("mm", "copy_") if (name, "fp32") not in found]:
+        raise MeasurementError(
+            f"the rates of this machine are unknown: {', '.join(missing)} was not measured in {budget_seconds:g} s; "
+            "give a larger --budget"
+        )
     progress("the host")
     host = host_of(where, found, clock, bench.left_out, bench.failed)
     flops, copied = peaks(found), max(found["copy_", "fp32"].rates)
@@ -175,12 +179,3 @@ def _notes(bench: _Bench) -> tuple[str, ...]:
     left_out, failed = ", ".join(bench.left_out), "; ".join(bench.failed)
     notes = [f"The time ended before these were measured at every size: {left_out}."] if left_out else []
     return (*notes, f"Not measured, because they failed: {failed}.") if failed else tuple(notes)
-
-
-def _check(found: dict[Key, Found], budget_seconds: float) -> None:
-    missing = [name for name in ("mm", "copy_") if (name, "fp32") not in found]
-    if missing:
-        raise MeasurementError(
-            f"the rates of this machine are unknown: {', '.join(missing)} was not measured in {budget_seconds:g} s; "
-            "give a larger --budget"
-        )

@@ -86,7 +86,9 @@ class Stopwatch(TorchDispatchMode):
         if self._is_cuda:
             self._look_if_late(self._timed[0][0] if self._timed else None)
             torch.cuda.synchronize()
-        taken = [self._seconds(begin, end) for begin, end, _ in self._timed]
+        taken = [
+            float(begin.elapsed_time(end)) / 1000 if self._is_cuda else end - begin for begin, end, _ in self._timed
+        ]
         views = [seconds for seconds, (_, _, is_view) in zip(taken, self._timed, strict=True) if is_view]
         # a view does almost nothing: its time is the overhead of watching
         watching = statistics.median(views) if views else 0.0
@@ -103,9 +105,6 @@ class Stopwatch(TorchDispatchMode):
         self.is_late = first is not None and first.query() and self._ahead_cycles < _MOST_CYCLES
         if self.is_late:
             self._ahead_cycles = min(4 * self._ahead_cycles, _MOST_CYCLES)
-
-    def _seconds(self, begin: Any, end: Any) -> float:
-        return float(begin.elapsed_time(end)) / 1000 if self._is_cuda else end - begin
 
 
 _LEAST = 2e-7

@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from actbench.tools.convert.report import ConversionReport
 
 
-@command(rank=50)
+@command(
+    rank=50,
+    usual="--scheme --gelu-bits --linear --batch-size --sequence-length --task --weights --dry-run --output "
+    "--export-json",
+)
 @expanded
 def convert(
     *,

@@ -35,7 +35,11 @@ RESULTS: Final = Path("fit-results")
 """Where simulations are stored by default: in a folder of their own, since a clone of actbench tracks ``results``."""
 
 
-@command(rank=40)
+@command(
+    rank=40,
+    usual="--device-profile --batch-size --sequence-length --scheme --max-slowdown --script --longest-sequence "
+    "--which-card --budget",
+)
 @expanded
 def fit(
     *,

@@ -7,36 +7,45 @@ from typing import TYPE_CHECKING, Final
 from actbench.report.exporting import Curves, Exported, ExportFormat
 
 if TYPE_CHECKING:
+    from actbench.model.measured import MeasuredRecord
     from actbench.report.render.exports import Text
+    from actbench.tools.html.html import Beside
+    from actbench.tools.train.records import TrainingRun
+
+_PICTURES: Final = (".png", ".svg")
+
+
+def _records(what: Exported) -> tuple[list[MeasuredRecord], list[TrainingRun]]:
+    """Return the measured cases and the training runs."""
+    from actbench.model.measured import MeasuredRecord
+    from actbench.tools.train.records import TrainingRun
+
+    measured = [record for record in what.records if isinstance(record, MeasuredRecord)]
+    return measured, [record for record in what.records if isinstance(record, TrainingRun)]
+
+
+def _page(what: Exported, beside: Beside, name: str = "the HTML page") -> Text:
+    """Return a page with charts, and remark what to install if it can have none."""
+    from actbench.tools.html import html, library
+
+    if beside.has_charts and not library.is_installed():
+        missing = "has tables and no charts: the library for them is missing"
+        what.remark(f"{name} {missing}; {library.EXTRA} installs it")
+    return html.html_lines(what.tables, what.title, beside)
 
 
 def _text(what: Exported) -> Text:
-    """Return a page with the charts that its records have, and remark what to install if it can have none."""
-    from actbench.model.measured import MeasuredRecord
-    from actbench.tools.html import frontier, memory, training
-    from actbench.tools.html.html import html_lines
-    from actbench.tools.html.library import EXTRA, is_installed
-    from actbench.tools.train.records import TrainingRun
+    """Return a page with the charts that its records have."""
+    from actbench.tools.html import charts, measured, training
+    from actbench.tools.html.html import Beside, Group
 
-    if measured := [record for record in what.records if isinstance(record, MeasuredRecord)]:
-        beside = memory.beside_measured(measured)
-    elif trained := [record for record in what.records if isinstance(record, TrainingRun)]:
-        beside = training.beside_trained(trained)
-    else:
-        beside = frontier.curves_of_tables(what.tables)
-    if beside.has_charts and not is_installed():
-        what.remark(f"the HTML page has tables and no charts: the library for them is missing; {EXTRA} installs it")
-    return html_lines(what.tables, what.title, beside)
-
-
-def _peak(what: Exported) -> Text:
-    """Return a page with a flame graph of each peak."""
-    from actbench.tools.html.flamegraph import drawn
-
-    return drawn(what)
-
-
-_PICTURES: Final = (".png", ".svg")
+    cases, runs = _records(what)
+    if cases:
+        return _page(what, measured.beside_measured(cases))
+    if runs:
+        return _page(what, training.beside_trained(runs))
+    drawn = charts.curves_of_tables(what.tables).items()
+    return _page(what, Beside(tuple(Group(name, (picture,)) for name, picture in drawn)))
 
 
 def _check(suffix: str) -> None:
@@ -48,25 +57,24 @@ def _check(suffix: str) -> None:
 
 def _curves(suffix: str, what: Exported) -> Text:
     """Return a picture of the memory over the steps of cases, or of training runs' curves; or a page with it."""
-    from actbench.model.measured import MeasuredRecord
     from actbench.report.tables.step import titled_timelines
-    from actbench.tools.html import library
-    from actbench.tools.html.html import html_lines
-    from actbench.tools.html.pictures import Beside, Group
-    from actbench.tools.html.timeline import memory_over_steps
-    from actbench.tools.html.training import pictures_of
-    from actbench.tools.train.records import TrainingRun
+    from actbench.tools.html import library, training
+    from actbench.tools.html.charts import memory_over_steps
+    from actbench.tools.html.html import Beside, Group
 
-    if trained := [record for record in what.records if isinstance(record, TrainingRun)]:
-        pictures = pictures_of(trained)
-    else:
-        measured = [record for record in what.records if isinstance(record, MeasuredRecord)]
-        pictures = tuple(memory_over_steps(list(titled_timelines(measured))))
+    cases, runs = _records(what)
+    pictures = training.pictures_of(runs) if runs else tuple(memory_over_steps(list(titled_timelines(cases))))
     if suffix in _PICTURES:
         return library.image(pictures, "png" if suffix == ".png" else "svg")
-    if not library.is_installed():
-        what.remark(f"the page has tables and no charts: the library for them is missing; {library.EXTRA} installs it")
-    return html_lines(what.tables, what.title, Beside((Group(what.title, pictures),)))
+    return _page(what, Beside((Group(what.title, pictures),)), "the page")
+
+
+def _peak(what: Exported) -> Text:
+    """Return a page with a flame graph of each peak: who holds the memory, by line, module and operator."""
+    from actbench.report.tables.step import titled_timelines
+    from actbench.tools.html.flamegraph import flame_page
+
+    return flame_page(what, list(titled_timelines(_records(what)[0])))
 
 
 HTML: Final = ExportFormat(

@@ -10,22 +10,99 @@ import hashlib
 import html
 import importlib.resources
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import repeat
-from typing import Any
+from string import Template
+from typing import Any, NamedTuple, TypeVar
 
+from actbench.model.records import Failure, Record
 from actbench.report.plain import plain
-from actbench.report.render.formats import Cells, cells, readable, unbroken
+from actbench.report.render.formats import cells, readable, unbroken
 from actbench.report.tables import Table
-from actbench.report.tables.values import Column, Value
+from actbench.report.tables.values import Value
 from actbench.tools.html import library
-from actbench.tools.html.pictures import MOST_DETAILED, Beside, Details, Group
+from actbench.tools.html.charts import Picture
+from actbench.units import counted
+
+Row = TypeVar("Row")
 
 
-def html_page(tables: Sequence[Table], title: str, beside: Beside | None = None) -> str:
-    """Return a page; see :func:`html_lines`."""
-    return "".join(html_lines(tables, title, beside))
+class Group(NamedTuple):
+    """The charts of rows that can be compared, under a name for the reader to choose."""
+
+    name: str
+    pictures: tuple[Picture, ...]
+    remarks: tuple[str, ...] = ()
+
+
+class Details(NamedTuple):
+    """What the page shows when a reader opens a row of its first table, by heading."""
+
+    texts: Mapping[str, str]
+    is_estimated: bool = False
+
+
+class Beside(NamedTuple):
+    """What a page shows beside the tables: charts, and details of the rows of the first table, in their order."""
+
+    groups: tuple[Group, ...] = ()
+    details: tuple[Details, ...] = ()
+    remark: str = ""
+
+    @property
+    def has_charts(self) -> bool:
+        """Whether there is anything to draw."""
+        return any(group.pictures for group in self.groups)
+
+
+MOST_DETAILED = 5000
+"""Most rows with settings and commands; a larger table has none, so that the file stays small."""
+MOST_GROUPS = 40
+"""Most groups with charts on a page: a file of a few MB opens at once."""
+
+
+def beside(groups: Iterable[Group], rows: Sequence[Row], details: Callable[[Row], Details]) -> Beside:
+    """Return what a page shows beside a table of rows."""
+    if len(rows) <= MOST_DETAILED:
+        return Beside(shown(groups), tuple(map(details, rows)))
+    remark = f"Rows of tables with more than {MOST_DETAILED:,} have no settings to open here."
+    return Beside(shown(groups), remark=remark)
+
+
+def shown(groups: Iterable[Group]) -> tuple[Group, ...]:
+    """Return the groups for a page, those with the most charts first; no others are held meanwhile."""
+    drawn: list[Group] = []
+    left_out = 0
+    for group in groups:
+        if group.pictures:
+            drawn = sorted([*drawn, group], key=lambda each: -len(each.pictures))  # of equal ones the first stays
+            left_out += len(drawn) > MOST_GROUPS
+            del drawn[MOST_GROUPS:]
+    more = (f"{left_out} more groups of rows have no charts here: make a report of fewer records.",) * bool(left_out)
+    return tuple(group._replace(remarks=(*group.remarks, *more)) for group in drawn)
+
+
+def texts_of(record: Record[Any, Any]) -> dict[str, str]:
+    """Return the settings, command and machine of a record, by heading."""
+    machine, versions, outcome = record.machine, record.versions, record.outcome
+    device = f"{machine.gpu}, " if machine.gpu else ""
+    commit = f" ({versions.commit[:12]}{', uncommitted changes' if versions.dirty else ''})" if versions.commit else ""
+    numbers = versions.model_dump(exclude_none=True, exclude={"actbench", "commit", "dirty"})
+    settings = {
+        name.replace("_", " "): value
+        for name, value in record.case.model_dump(exclude_none=True).items()
+        if value is not False
+    }
+    found = {
+        "Command": record.command,
+        "Settings": ", ".join(name if value is True else f"{name} {value}" for name, value in settings.items()),
+        "Failure": f"{outcome.reason}: {outcome.message}" if isinstance(outcome, Failure) else "",
+        "Warnings": "\n".join(getattr(outcome, "warnings", ())),
+        "Machine": f"{machine.name}: {device}{machine.processor}, {counted(machine.cores, 'core')}, {machine.system}",
+        "Versions": f"actbench {versions.actbench}{commit}, {', '.join(f'{k} {v}' for k, v in numbers.items())}",
+        "Recorded": f"{record.recorded_at}, recipe {record.recipe}",
+    }
+    return {heading: plain(text) for heading, text in found.items() if text}
 
 
 def html_lines(tables: Sequence[Table], title: str, beside: Beside | None = None) -> Iterator[str]:
@@ -36,88 +113,57 @@ def html_lines(tables: Sequence[Table], title: str, beside: Beside | None = None
     """
     beside = beside or Beside()
     groups = beside.groups if library.is_installed() else ()
-    scripts = [resource("page.js"), *([library.script(), resource("charts.js")] if groups else [])]
-    yield from page(title, _body(tables, title, beside, groups), _data(groups, beside.details), scripts)
-
-
-def page(title: str, body: Iterable[str], data: Any, scripts: Sequence[str], style: str = "") -> Iterator[str]:
-    """Yield the lines of a page: ``body`` between its heading and ``data``, which the scripts read."""
-    yield '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-    # a browser runs these scripts and no others, and loads nothing
-    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
-    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
-    policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:"
-    yield f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-    yield '<meta name="viewport" content="width=device-width,initial-scale=1">\n'
-    yield f"<title>{html.escape(plain(title))}</title>\n<style>{resource('page.css')}{style}</style>\n</head>\n<body>\n"
-    yield f"<h1>{html.escape(plain(title))}</h1>\n"
-    yield from body
-    yield f'<script type="application/json" id="data">{_json(data)}</script>\n'
-    yield from (f"<script>{script}</script>\n" for script in scripts)
-    yield "</body>\n</html>\n"
-
-
-def _body(tables: Sequence[Table], title: str, beside: Beside, groups: Sequence[Group]) -> Iterator[str]:
-    yield from (line for table in tables[:1] if table.title == title for line in _lead(table))
-    if groups:
-        yield _CHARTS
-    elif beside.has_charts:
-        yield f"<p class=missing>This page has no charts: the library that draws them is missing. {_INSTALL}</p>\n"
-    if beside.lacks_details:
-        yield f"<p class=missing>Rows of tables with more than {MOST_DETAILED:,} have no settings to open here.</p>\n"
-    for place, table in enumerate(tables):
-        yield from section(table, beside.details if place == 0 else (), heading=table.title != title)
-
-
-_INSTALL = f"Install it: <code>{html.escape(library.EXTRA)}</code>"
-_CHARTS = (
-    '<section id="charts"><div class="tools"><label>Charts of <select id="group"></select></label></div>'
-    '<div class="grid"></div><ul class="remarks"></ul></section>\n'
-)
-
-
-def _data(groups: Sequence[Group], details: Sequence[Details]) -> dict[str, Any]:
-    """Return the data for the scripts: charts, each text of the details once, and the indices of each row's texts."""
-    texts: dict[str, int] = {}
-    rows = [{heading: texts.setdefault(text, len(texts)) for heading, text in each.texts.items()} for each in details]
-    drawn = [
-        {
-            "name": group.name,
-            "remarks": group.remarks,
-            "pictures": [
-                {"title": picture.title, "about": picture.about, "wide": picture.is_wide, "spec": picture.spec}
-                for picture in group.pictures
-            ],
-        }
-        for group in groups
+    texts: dict[str, int] = {}  # each once, with its index
+    rows = [
+        {heading: texts.setdefault(text, len(texts)) for heading, text in each.texts.items()} for each in beside.details
     ]
-    return {"texts": list(texts), "rows": rows, "groups": drawn}
+    drawn = [group._asdict() | {"pictures": [each._asdict() for each in group.pictures]} for group in groups]
+    scripts = [resource("page.js"), *([library.script(), resource("charts.js")] if groups else [])]
+
+    def body() -> Iterator[str]:
+        for table in tables[:1]:
+            yield from _lead(table) if table.title == title else ()
+        if groups:
+            yield resource("charts.html") + "\n"
+        elif beside.has_charts:
+            install = f"Install it: <code>{html.escape(library.EXTRA)}</code>"
+            yield f"<p class=missing>This page has no charts: the library that draws them is missing. {install}</p>\n"
+        if beside.remark:
+            yield f"<p class=missing>{beside.remark}</p>\n"
+        for place, table in enumerate(tables):
+            yield from section(table, beside.details if place == 0 else (), heading=table.title != title)
+
+    yield from page(title, body(), {"texts": list(texts), "rows": rows, "groups": drawn}, scripts)
+
+
+def html_page(tables: Sequence[Table], title: str, beside: Beside | None = None) -> str:
+    """Return a page; see :func:`html_lines`."""
+    return "".join(html_lines(tables, title, beside))
 
 
 _ESCAPED = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 
 
-def _json(value: Any) -> str:
-    """Write JSON that cannot end the script or be markup, whatever names it holds."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_ESCAPED)
+def page(title: str, body: Iterable[str], data: Any, scripts: Sequence[str], style: str = "") -> Iterator[str]:
+    """Yield the lines of a page: ``body`` between its heading and ``data``, which the scripts read."""
+    # a browser runs these scripts and no others, and loads nothing
+    hashes = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
+    style = resource("page.css") + style
+    yield (
+        Template(resource("page.html")).substitute(allowed=allowed, title=html.escape(plain(title)), style=style) + "\n"
+    )
+    yield from body
+    # this JSON cannot end the script or be markup, whatever names it holds
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(_ESCAPED)
+    yield f'<script type="application/json" id="data">{text}</script>\n'
+    yield from (f"<script>{script}</script>\n" for script in scripts)
+    yield "</body>\n</html>\n"
 
 
 def resource(name: str) -> str:
     """Return the text of a file beside this one."""
     return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8").strip()
-
-
-_LONGEST_LINE = 26  # most characters of a cell that is not wrapped
-SHOWN_DETAIL = 1
-"""Columns of more detail are shown only when a reader asks for all."""
-
-
-@dataclass(frozen=True)
-class _Form:
-    """What all cells of a column share: their class, and whether they have a value to sort by."""
-
-    mark: str
-    has_value: bool
 
 
 def _lead(table: Table) -> Iterator[str]:
@@ -129,13 +175,13 @@ def section(table: Table, details: Sequence[Details], *, heading: bool) -> Itera
 
     The lead stands below the heading; without one it is expected above.
     """
-    table, text = readable(table), cells(table)
+    table = readable(table)
     yield "<section>\n"
     if heading:
         yield f"<h2>{html.escape(table.title)}</h2>\n"
         yield from _lead(table)
-    if text.columns:
-        yield from _grid(table, text, details)
+    if table.columns:
+        yield from _grid(table, details)
     if table.notes:
         yield f'<ul class="notes">{"".join(f"<li>{html.escape(note)}</li>" for note in table.notes)}</ul>\n'
     for title, code in table.code:
@@ -143,30 +189,27 @@ def section(table: Table, details: Sequence[Details], *, heading: bool) -> Itera
     yield "</section>\n"
 
 
-def _grid(table: Table, text: Cells, details: Sequence[Details]) -> Iterator[str]:
-    forms = [_form(column, text.frame[column.key]) for column in text.columns]
-    titles = (
-        f"<th{form.mark}>{html.escape(unbroken(title))}</th>" for title, form in zip(text.headings, forms, strict=True)
-    )
+_LONGEST_LINE = 26  # most characters of a cell that is not wrapped
+SHOWN_DETAIL = 1
+"""Columns of more detail are shown only when a reader asks for all."""
+
+
+def _grid(table: Table, details: Sequence[Details]) -> Iterator[str]:
+    text = cells(table)
+    marks, values = [], []
+    for column, is_number in zip(text.columns, text.numeric, strict=True):
+        is_long = not is_number and max(map(len, text.frame[column.key]), default=0) > _LONGEST_LINE
+        names = {"number": is_number, "long": is_long, "more": column.detail > SHOWN_DETAIL}
+        shown = " ".join(name for name, has in names.items() if has)
+        marks.append(f' class="{shown}"' if shown else "")
+        values.append(table.frame[column.key] if is_number else repeat(None))
+    titles = (f"<th{mark}>{html.escape(unbroken(each))}</th>" for each, mark in zip(text.headings, marks, strict=True))
     opener = '<th class="opener"></th>' if details else ""
     yield f'<div class="scroll"><table>\n<thead><tr>{opener}{"".join(titles)}</tr></thead>\n<tbody>\n'
-    values = [
-        table.frame[column.key] if form.has_value else repeat(None)
-        for column, form in zip(text.columns, forms, strict=True)
-    ]
     starts = map(_start, details) if details else repeat("<tr>")
-    rows = zip(text.rows, zip(*values, strict=False), starts, strict=False)
-    yield from (f"{start}{''.join(map(_cell, forms, row, raw))}</tr>\n" for row, raw, start in rows)
+    for row, raw, start in zip(text.rows, zip(*values, strict=False), starts, strict=False):
+        yield f"{start}{''.join(map(_cell, marks, row, raw))}</tr>\n"
     yield "</tbody>\n</table></div>\n"
-
-
-def _form(column: Column[Any], texts: Iterable[str]) -> _Form:
-    is_number = column.unit not in ("text", "flag")
-    is_long = not is_number and max(map(len, texts), default=0) > _LONGEST_LINE
-    names = [*(["number"] if is_number else []), *(["long"] if is_long else [])]
-    if column.detail > SHOWN_DETAIL:
-        names.append("more")
-    return _Form(f' class="{" ".join(names)}"' if names else "", is_number)
 
 
 def _start(details: Details) -> str:
@@ -175,6 +218,6 @@ def _start(details: Details) -> str:
     return f'<tr{" class=estimated" if details.is_estimated else ""}><td class="opener">{mark}</td>'
 
 
-def _cell(form: _Form, text: str, value: Value) -> str:
+def _cell(mark: str, text: str, value: Value) -> str:
     raw = "" if value is None else f' data-value="{html.escape(str(value))}"'
-    return f"<td{form.mark}{raw}>{html.escape(text)}</td>"
+    return f"<td{mark}{raw}>{html.escape(text)}</td>"

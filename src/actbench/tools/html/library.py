@@ -9,12 +9,12 @@ import os
 import textwrap
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Literal
 
 from actbench.caches import user_cache
 from actbench.errors import UsageError
 from actbench.report.render import exports
-from actbench.tools.html.pictures import SCHEMA, Picture
+from actbench.tools.html.charts import SCHEMA, Picture
 
 EXTRA = "pip install 'actbench[html]'"
 """The command that installs the library."""
@@ -32,8 +32,7 @@ def script() -> str:
 
     vl-convert takes several seconds to bundle it, so the script is stored in the user's cache, if that can be written.
     """
-    version = importlib.metadata.version("vl-convert-python")
-    kept = user_cache() / f"vega-embed-{version}.js"
+    kept = user_cache() / f"vega-embed-{importlib.metadata.version('vl-convert-python')}.js"
     with suppress(OSError, UnicodeDecodeError):
         if text := kept.read_text(encoding="utf-8"):
             return text
@@ -44,55 +43,46 @@ def script() -> str:
     return text
 
 
-Format = Literal["png", "svg"]
-_WIDTH = 760
-_LETTERS = 120
-_SCALE = 2
-"""Pixels of a PNG for one pixel of the chart."""
-
-_INK, _DIM, _LINE = "#1f2328", "#5f6770", "#e8ebee"
-_PARAMS = {"ink": _INK, "dim": _DIM, "accent": "#4c78a8", "label_limit": 0.42 * _WIDTH}
-_CONFIG = {
-    "background": "white",
-    "view": {"stroke": None},
-    "axis": {
-        "labelColor": _DIM,
-        "titleColor": _DIM,
-        "titleFontWeight": 400,
-        "gridColor": _LINE,
-        "domainColor": _LINE,
-        "tickColor": _LINE,
-    },
-    "legend": {"labelColor": _DIM},
-    "title": {"color": _INK, "subtitleColor": _DIM, "anchor": "start"},
-}
-
-
 def check() -> None:
     """Raise a UsageError if the library that draws pictures is not installed."""
     if not is_installed():
         raise UsageError(f"pictures are drawn by vl-convert-python, which is not installed: {EXTRA}")
 
 
-def image(pictures: Sequence[Picture], kind: Format) -> bytes:
+_WIDTH, _LETTERS = 760, 120
+_SCALE = 2
+"""Pixels of a PNG for one pixel of the chart."""
+_DIM, _LINE = "#5f6770", "#e8ebee"
+_PARAMS = {"ink": "#1f2328", "dim": _DIM, "accent": "#4c78a8", "label_limit": 0.42 * _WIDTH}
+_LINES = {"gridColor": _LINE, "domainColor": _LINE, "tickColor": _LINE}
+_CONFIG = {
+    "background": "white",
+    "view": {"stroke": None},
+    "axis": {"labelColor": _DIM, "titleColor": _DIM, "titleFontWeight": 400, **_LINES},
+    "legend": {"labelColor": _DIM},
+    "title": {"color": _PARAMS["ink"], "subtitleColor": _DIM, "anchor": "start"},
+}
+
+
+def image(pictures: Sequence[Picture], kind: Literal["png", "svg"]) -> bytes:
     """Return charts below each other in one picture; a UsageError if what draws them is not installed."""
     check()
+    charts = [
+        {
+            **{name: value for name, value in each.spec.items() if name not in ("$schema", "autosize")},
+            "width": _WIDTH,
+            "title": {"text": each.title, "subtitle": textwrap.wrap(each.about, _LETTERS), "offset": 12},
+        }
+        for each in pictures
+    ]
     spec = {
         "$schema": SCHEMA,
         "config": _CONFIG,
         "params": [{"name": name, "value": value} for name, value in _PARAMS.items()],
-        "vconcat": [_placed(picture) for picture in pictures],
+        "vconcat": charts,
         "resolve": {"scale": {"color": "independent", "x": "independent", "y": "independent"}},
         "spacing": 40,
         "padding": 16,
     }
     draw = importlib.import_module("vl_convert")
-    if kind == "png":
-        return bytes(draw.vegalite_to_png(spec, scale=_SCALE))
-    return str(draw.vegalite_to_svg(spec)).encode()
-
-
-def _placed(picture: Picture) -> dict[str, Any]:
-    chart = {name: value for name, value in picture.spec.items() if name not in ("$schema", "autosize")}
-    title = {"text": picture.title, "subtitle": textwrap.wrap(picture.about, _LETTERS), "offset": 12}
-    return {**chart, "width": _WIDTH, "title": title}
+    return bytes(draw.vegalite_to_png(spec, scale=_SCALE)) if kind == "png" else draw.vegalite_to_svg(spec).encode()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from actbench.errors import UsageError
 from actbench.report.plain import plain
-from actbench.tools.html.pictures import Beside, Details, Group, Picture, axis, beside, spec, texts_of, tooltip
+from actbench.tools.html.charts import Json, Picture, axis, chart, layer, nominal, tooltip
+from actbench.tools.html.html import Beside, Details, Group, beside, texts_of
 from actbench.tools.train.records import Trained, TrainingRun
 from actbench.tools.train.tables import Row, mean_and_deviation, rows_of
 
@@ -28,14 +28,13 @@ def beside_trained(runs: Sequence[TrainingRun]) -> Beside:
 
 def _details(row: Row) -> Details:
     commands, seeds = {run.command for run in row.runs}, ", ".join(str(run.case.seed) for run in row.runs)
-    texts = {**texts_of(row.runs[0]), "Command": plain("\n".join(sorted(commands))), "Seeds": seeds}
-    return Details(texts)
+    return Details({**texts_of(row.runs[0]), "Command": plain("\n".join(sorted(commands))), "Seeds": seeds})
 
 
 def pictures_of(runs: Sequence[TrainingRun]) -> tuple[Picture, ...]:
     """Return the curves of all models and data sets; a UsageError if no run was trained to its end."""
     found = tuple(
-        Picture(f"{group.name}: {picture.title.lower()}", picture.about, picture.spec)
+        picture._replace(title=f"{group.name}: {picture.title.lower()}")
         for group in groups_of(runs)
         for picture in group.pictures
     )
@@ -54,10 +53,11 @@ def groups_of(runs: Sequence[TrainingRun]) -> list[Group]:
     groups = []
     for name, rows in found.items():
         metric = rows[0][1].metric
-        pictures = (
-            _picture("Training loss", "training loss", rows, _losses),
-            _picture(f"{metric.capitalize()} on the validation set", metric, rows, _evaluations),
-        )
+        losses = _picture("Training loss", "training loss", [(scheme, _losses(of)) for scheme, of in rows])
+        scores = [
+            (scheme, [(each.step, float(getattr(each, of.metric))) for each in of.evaluations]) for scheme, of in rows
+        ]
+        pictures = losses, _picture(f"{metric.capitalize()} on the validation set", metric, scores)
         groups.append(Group(plain(name), pictures))
     return groups
 
@@ -68,65 +68,35 @@ def _losses(outcome: Trained) -> Series:
     return [(start + len(part), statistics.fmean(part)) for start, part in parts]
 
 
-def _evaluations(outcome: Trained) -> Series:
-    return [(found.step, float(getattr(found, outcome.metric))) for found in outcome.evaluations]
-
-
-def values_of(rows: Sequence[tuple[str, Trained]], series: Callable[[Trained], Series]) -> list[dict[str, Any]]:
+def _values(rows: Sequence[tuple[str, Series]]) -> list[Json]:
     """Return the points of schemes: the mean over the seeds, as far as the shortest, and its deviation."""
     seeds: dict[str, list[Series]] = {}
-    for scheme, outcome in rows:
-        seeds.setdefault(scheme, []).append(series(outcome))
+    for scheme, series in rows:
+        seeds.setdefault(scheme, []).append(series)
     values = []
     for scheme, members in seeds.items():
         for place in zip(*members, strict=False):
             found = mean_and_deviation([y for _, y in place])
             if found is not None and math.isfinite(found.value):
-                spread = found.spread or 0.0
-                text = f"{found.value:.4g}" + (f" ± {spread:.2g}" if spread else "")
-                band = {"low": found.value - spread, "high": found.value + spread}
-                values.append(
-                    {"scheme": plain(scheme), "step": place[0][0], "value": found.value, **band, "text": text}
-                )
+                mean, spread = found.value, found.spread or 0.0
+                text = f"{mean:.4g}" + (f" ± {spread:.2g}" if spread else "")
+                point = {"scheme": plain(scheme), "step": place[0][0], "value": mean, "text": text}
+                values.append({**point, "low": mean - spread, "high": mean + spread})
     return values
 
 
-def _picture(
-    title: str, y_title: str, rows: Sequence[tuple[str, Trained]], series: Callable[[Trained], Series]
-) -> Picture:
-    values = values_of(rows, series)
+def _picture(title: str, y_title: str, rows: Sequence[tuple[str, Series]]) -> Picture:
+    values = _values(rows)
     names = list(dict.fromkeys(value["scheme"] for value in values))
-    color = {
-        "field": "scheme",
-        "type": "nominal",
-        "sort": names,
-        "scale": {"domain": names},
-        "legend": {
-            "orient": "bottom",
-            "title": None,
-            "labelLimit": 220,
-            "columns": 2,
-            "symbolType": "stroke",
-            "symbolOpacity": 1,
-            "symbolStrokeWidth": 2.5,
-        },
-    }
-    x, y = axis("step", "steps"), axis("value", y_title)
-    band = {
-        "mark": {"type": "area", "opacity": 0.13},
-        "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}, "color": color},
-    }
-    line = {"mark": {"type": "line", "strokeWidth": 1.8}, "encoding": {"x": x, "y": y, "color": color}}
-    points = {
-        "mark": {"type": "point", "size": 25, "filled": True},
-        "encoding": {
-            "x": x,
-            "y": y,
-            "color": color,
-            "tooltip": tooltip(scheme="scheme", step="step", text=y_title),
-        },
-    }
+    symbols = {"symbolType": "stroke", "symbolOpacity": 1, "symbolStrokeWidth": 2.5}
+    legend = {"orient": "bottom", "title": None, "labelLimit": 220, "columns": 2, **symbols}
+    y, color = axis("value", y_title), nominal("scheme", sort=names, scale={"domain": names}, legend=legend)
+    xy = {"x": axis("step", "steps"), "y": y, "color": color}
+    layers = [
+        layer("area", xy | {"y": {**y, "field": "low"}, "y2": {"field": "high"}}, opacity=0.13),
+        layer("line", xy, strokeWidth=1.8),
+        layer("point", xy | {"tooltip": tooltip(scheme="scheme", step="step", text=y_title)}, size=25, filled=True),
+    ]
     several = any(value["low"] < value["high"] for value in values)
     about = "Mean over the seeds; the pointer shows their standard deviation." if several else "One seed."
-    layers = [band, line, points] if len(names) <= _FEW else [line, points]
-    return Picture(title, about, spec(values, layers))
+    return Picture(title, about, chart(values, *layers[len(names) > _FEW :]))

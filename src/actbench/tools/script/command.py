@@ -50,7 +50,12 @@ Arguments = Annotated[list[str] | None, argument("ARGS", "Arguments of the scrip
 
 
 # The module's name is the first argument and no value of -m: so all that follows it is the module's, --help too.
-@command(rank=10, context_settings={"allow_interspersed_args": False})
+@command(
+    rank=10,
+    usual="--device-profile --scheme --batch-size --module --gpus --max-batch --whole --require-fit --meter "
+    "--export-json",
+    context_settings={"allow_interspersed_args": False},
+)
 @expanded
 def run_script(
     *,

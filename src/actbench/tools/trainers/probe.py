@@ -76,7 +76,9 @@ def _gradients(module: nn.Module, output: Any) -> Gradients:
     ]
     losses = [each for each in results if each.dim() == 0]
     generator = torch.Generator().manual_seed(0)
-    terms = losses or [(each.float() * _noise(each, generator)).sum() for each in results]
+    terms = losses or [
+        (each.float() * torch.randn(each.shape, generator=generator).to(each.device)).sum() for each in results
+    ]
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not terms or not trained:
         return {}
@@ -98,7 +100,3 @@ def _nodes(terms: list[Tensor]) -> set[Node]:
             found.add(node)
             waiting += [after for after, _ in node.next_functions]
     return found
-
-
-def _noise(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.randn(like.shape, generator=generator).to(like.device)

@@ -77,7 +77,9 @@ class PackedOptimizer(torch.optim.Optimizer):
             UsageError: A gradient is sparse.
         """
         loss = called(closure)
-        self._check_gradients()
+        for place, parameter in enumerate(p for group in self.param_groups for p in group["params"]):
+            if parameter.grad is not None and parameter.grad.layout != torch.strided:
+                raise UsageError(f"parameter {place} has a sparse gradient; give its layer sparse=False")
         number = 0
         for group in self.param_groups:
             storage = storage_of(group["encoding"]) if group["encoding"] is not None else None
@@ -135,11 +137,6 @@ class PackedOptimizer(torch.optim.Optimizer):
         for parameter, value in self.state.items():
             if isinstance(value, Held):
                 self.state[parameter] = value.values
-
-    def _check_gradients(self) -> None:
-        for number, parameter in enumerate(p for group in self.param_groups for p in group["params"]):
-            if parameter.grad is not None and parameter.grad.layout != torch.strided:
-                raise UsageError(f"parameter {number} has a sparse gradient; give its layer sparse=False")
 
     def _has_moments(self, group: Group) -> bool:
         return True
