@@ -380,6 +380,12 @@ class Measurement(Displayed, OutcomeData):
         over = f", over the limit by {format_bytes(self.over_limit_bytes)}" if self.over_limit_bytes else ""
         return f"peak {format_bytes(self.peak_bytes)}{over}{largest}"
 
+    def __repr__(self) -> str:
+        """Return the main figures; ``model_dump()`` returns all that was read."""
+        return f"<Measurement: {self.ending}>"
+
+    __str__ = __repr__
+
 
 OVER_THE_LIMIT = "over the limit"
 
