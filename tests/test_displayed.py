@@ -8,7 +8,7 @@ from torch import nn
 
 import actbench
 from actbench.measuring.compared import Compared
-from actbench.model.measured import MeasuredRecord
+from actbench.model.measured import MeasuredRecord, RunEvent
 from actbench.report.tables import results_table
 
 
@@ -20,6 +20,14 @@ def test_results_are_printed_in_one_line(make_record: Callable[..., MeasuredReco
     compared = "<Compared net.py, exact: peak 3.00 GiB, over the limit by 512.00 MiB; checkpoint: peak 1.00 GiB>"
     assert str(Compared((exact, other))) == compared
     assert repr(results_table([exact, other], "Peaks")).startswith("<Table 'Peaks': 2 rows, ")
+
+
+def test_a_whole_run_is_told_by_its_worst_part(make_record: Callable[..., MeasuredRecord]) -> None:
+    step = RunEvent(part="step", peak_bytes=2**30, reserved_bytes=2**31)
+    worse = RunEvent(part="evaluation", peak_bytes=3 * 2**30, reserved_bytes=2**32, over_limit_bytes=2**30)
+    outcome = make_record(peak_bytes=2**30, events=(step, worse)).outcome
+
+    assert outcome.ending == "peak 3.00 GiB (evaluation), 4.00 GiB reserved, over the limit by 1.00 GiB"
 
 
 def test_a_conversion_and_a_plan_are_printed_in_one_line() -> None:

@@ -81,7 +81,8 @@ class CaseFlags(ModelFlags, DeviceFlags):
         Cache | None,
         option(
             "--cache",
-            "Cache of keys and values: dynamic (default, grows by copies), static (whole from the start) or fp8.",
+            "Cache of keys and values: dynamic (default, grows by copies), static (whole from the start), fp8, quanto "
+            "or hqq.",
             show_default=False,
         ),
     ] = None

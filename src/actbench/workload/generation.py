@@ -16,13 +16,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from actbench.errors import ModelError, boundary
 from actbench.model.records import Case
-from actbench.scheme.conditions import Limits
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator.overrides import full_rows, values_read
 
 _GROWING = ("keys", "values", "indexer_keys", "_quantized_keys", "_quantized_values")
 """Attributes of a cache's layer with a place for each token, in the last dimension but one."""
+_EACH_RUNS = ("static", "quanto", "hqq")
+"""Caches of which no pass is skipped: one never grows, and the others are packed anew every 128 tokens."""
+_PACKAGES = {"quanto": ("is_optimum_quanto_available", "optimum-quanto"), "hqq": ("is_hqq_available", "hqq")}
+"""What transformers asks whether it can make a quantized cache, and the package that it needs."""
 _LAST = 2
 """Passes that run at the full length when the passes before are skipped."""
 
@@ -78,7 +81,7 @@ class GenerationStep(TrainStep):
     def backward(self, loss: Tensor) -> None:
         """Write all tokens but the first, and drop the cache."""
         self.phase = "backward"
-        skipped = 0 if self._whole or self._case.cache == "static" else self._passes - 1 - _LAST
+        skipped = 0 if self._whole or self._case.cache in _EACH_RUNS else self._passes - 1 - _LAST
         for place in range(self._passes - max(skipped, 0)):
             if place == 1 and skipped > 0:
                 self._skip(skipped)
@@ -116,17 +119,22 @@ def generating(case: Case, setup: TrainingSetup) -> TrainingSetup:
     if "past_key_values" not in inspect.signature(setup.module.forward).parameters:
         raise ModelError(f"--generate: {case.model} is a {type(setup.module).__name__}, which takes no past_key_values")
     setup.module.eval().requires_grad_(False)
-    limits = Limits(estimated="of a generation only the prefill, the first and the last tokens are simulated")
-    return replace(setup, make_optimizer=lambda module: NoOptimizer(), limits=limits)
+    return replace(setup, make_optimizer=lambda module: NoOptimizer())
 
 
 def new_cache(module: nn.Module, case: Case, length: int) -> Any:
     """Return an empty cache of the kind that the case names, for ``length`` tokens of each row.
 
     Raises:
-        ModelError: The installed transformers has no such cache for the model.
+        ModelError: The installed transformers has no such cache for the model, or the package of it is missing.
     """
     config: Any = module.config
+    if case.cache in _PACKAGES:
+        import transformers.utils
+
+        is_there, package = _PACKAGES[case.cache]
+        if not getattr(transformers.utils, is_there)():
+            raise ModelError(f"--cache {case.cache} needs {package}, which is not installed: pip install {package}")
     with boundary(f"--cache {case.cache}: transformers makes none for {case.model}", ModelError):
         from transformers import DynamicCache, QuantizedCache, StaticCache
 

@@ -57,6 +57,9 @@ def test_a_script_that_does_not_fit_lacks_so_much(make_record: MakeRecord) -> No
     assert bound[0].startswith("train.py may not fit")
     assert "at most 30.00 GiB" in bound[0]
 
+    both = told(make_record, peak_bytes=30 * GIB, over_limit_bytes=6 * GIB, at_most=("why",), expected_bytes=20 * GIB)
+    assert "a step needs at most 30.00 GiB, expected 20.00 GiB, of the 24.00 GiB" in both[0]
+
     own = told(make_record, limit=GIB, memory_limit_bytes=GIB, over_limit_bytes=9 * GIB)
     assert own[0].endswith("does not fit within the limit: a step needs 10.00 GiB of 1.00 GiB; 9.00 GiB are missing.")
 
