@@ -90,9 +90,8 @@ def suggestions(measured: Measurement, most: int | None = MOST) -> list[Suggesti
     """Return the schemes worth trying, that which may save most of the peak first, at most so many.
 
     There are none without the parts of the peak, where there is room, where nothing is trained, and where an evaluation
-    or a save of a whole run needs more than its steps. A scheme that
-    refuses the model is left out.
-    Offloading is slow, and saves the same bytes as recomputation: it comes last.
+    or a save of a whole run needs more than its steps. A scheme that refuses the model is left out. Offloading is slow,
+    and saves the same bytes as recomputation: it comes last.
     """
     parts = measured.peak_parts
     if parts is None or not measured.peak_bytes or has_room(measured) or measured.peak_phase == "generation":

@@ -62,7 +62,7 @@ def forked(run: Callable[[Finish], Measurement], seconds: float | None = None) -
 
 def _received(place: int, until: float | None) -> bytes | None:
     """Return all that is written to a pipe; None if its other end is still open at a moment."""
-    parts = []
+    parts: list[bytes] = []
     with os.fdopen(place, "rb", buffering=0) as answers:
         while until is None or select.select([answers], [], [], max(0.0, until - time.monotonic()))[0]:
             part = answers.read(2**20)
