@@ -87,7 +87,8 @@ def changes(saved: SavedModels, contents: Contents, note: Note) -> dict[str, Cha
         "transformers.modeling_utils": _method("PreTrainedModel", "save_pretrained", _keeping(saved.keep)),
         "transformers.trainer": _of_trainer(saved, contents, note),
         "accelerate.accelerator": _of_accelerator(saved, note),
-        **{f"{name}.plugins.io.torch_io": _of_lightning(saved, note) for name in _LIGHTNING},
+        **{f"{name}.plugins.io.torch_io": _of_lightning(saved, note) for name in _FABRIC},
+        **{f"{name}.trainer.trainer": _method("Trainer", "save_checkpoint", _unsharded(note)) for name in _LIGHTNING},
         "transformers.trainer_utils": lambda module: rebound(module, "get_last_checkpoint", _looking(saved)),
         "transformers.utils.hub": lambda module: rebound(module, "cached_files", _finding(saved)),
         "peft.peft_model": _method("PeftModel", "save_pretrained", _keeping(saved.keep_adapters)),
@@ -126,7 +127,25 @@ def _of_trainer(saved: SavedModels, contents: Contents, note: Note) -> Change:
     return change
 
 
-_LIGHTNING = ("lightning.fabric", "lightning_fabric")
+_LIGHTNING, _FABRIC = ("lightning.pytorch", "pytorch_lightning"), ("lightning.fabric", "lightning_fabric")
+
+_SHARDING = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
+"""Strategies of Lightning whose checkpoints hold shards, by ways of writing of their own."""
+
+
+def _unsharded(note: Note) -> Callable[[Any], Any]:
+    """Return the change of Lightning's ``save_checkpoint``: none of shards is written."""
+
+    def change(own: Callable[..., None]) -> Callable[..., None]:
+        def save_checkpoint(trainer: Any, *args: Any, **options: Any) -> None:
+            if type(trainer.strategy).__name__ in _SHARDING:
+                note("Trainer.save_checkpoint writes nothing: tensors of a simulated run have no values.")
+            else:
+                own(trainer, *args, **options)
+
+        return save_checkpoint
+
+    return change
 
 
 def _of_accelerator(saved: SavedModels, note: Note) -> Change:
