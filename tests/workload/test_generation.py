@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -141,6 +142,18 @@ def test_the_table_of_a_generation_has_no_word_of_training(cli: Any) -> None:
     for word in ("Scheme", "Saved", "Activations", "optimizer", "No step time"):
         assert word not in ended.err
     assert "tiny-llama, 8 tokens, batch 1 (simulated): peak" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("cache", "module", "package"), [("quanto", "optimum", "optimum-quanto"), ("hqq", "hqq", "hqq")]
+)
+def test_a_quantized_cache_whose_package_is_missing_is_refused_by_name(
+    cache: str, module: str, package: str, case_of: MakeCase
+) -> None:
+    if importlib.util.find_spec(module) is not None:
+        pytest.skip(f"{package} is installed")
+    with pytest.raises(ActbenchError, match=f"--cache {cache} needs {package}, which is not installed"):
+        measure(case_of("llama", cache=cache))
 
 
 class _Whole(GenerationStep):
