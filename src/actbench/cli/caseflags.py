@@ -81,8 +81,7 @@ class CaseFlags(ModelFlags, DeviceFlags):
         Cache | None,
         option(
             "--cache",
-            "Cache of keys and values: dynamic (default, grows by copies), static (whole from the start), fp8, quanto "
-            "or hqq.",
+            "Cache of keys and values: dynamic (default, grows by copies), static (whole from the start) or fp8.",
             show_default=False,
         ),
     ] = None

@@ -23,10 +23,8 @@ from actbench.simulator.overrides import full_rows, values_read
 
 _GROWING = ("keys", "values", "indexer_keys", "_quantized_keys", "_quantized_values")
 """Attributes of a cache's layer with a place for each token, in the last dimension but one."""
-_EACH_RUNS = ("static", "quanto", "hqq")
-"""Caches of which no pass is skipped: one never grows, and the others are packed anew every 128 tokens."""
 _PACKAGES = {"quanto": ("is_optimum_quanto_available", "optimum-quanto"), "hqq": ("is_hqq_available", "hqq")}
-"""What transformers asks whether it can make a quantized cache, and the package that it needs."""
+"""Caches that are refused: what transformers asks whether it can make one, and the package that it needs."""
 _LAST = 2
 """Passes that run at the full length when the passes before are skipped."""
 
@@ -82,7 +80,7 @@ class GenerationStep(TrainStep):
     def backward(self, loss: Tensor) -> None:
         """Write all tokens but the first, and drop the cache."""
         self.phase = "backward"
-        skipped = 0 if self._whole or self._case.cache in _EACH_RUNS else self._passes - 1 - _LAST
+        skipped = 0 if self._whole or self._case.cache == "static" else self._passes - 1 - _LAST
         for place in range(self._passes - max(skipped, 0)):
             if place == 1 and skipped > 0:
                 self._skip(skipped)
@@ -128,7 +126,7 @@ def new_cache(module: nn.Module, case: Case, length: int) -> Any:
     """Return an empty cache of the kind that the case names, for ``length`` tokens of each row.
 
     Raises:
-        ModelError: The installed transformers has no such cache for the model, or the package of it is missing.
+        ModelError: The installed transformers has no such cache for the model, or its bytes are not counted.
     """
     config: Any = module.config
     if case.cache in _PACKAGES:
@@ -136,7 +134,8 @@ def new_cache(module: nn.Module, case: Case, length: int) -> Any:
 
         is_there, package = _PACKAGES[case.cache]
         if not getattr(transformers.utils, is_there)():
-            raise ModelError(f"--cache {case.cache} needs {package}, which is not installed: pip install {package}")
+            raise ModelError(f"--cache {case.cache} needs {package}, which is not installed, and is not counted yet")
+        raise ModelError(f"--cache {case.cache}: bytes of caches that {package} packs are not counted yet; take fp8")
     with boundary(f"--cache {case.cache}: transformers makes none for {case.model}", ModelError):
         from transformers import DynamicCache, QuantizedCache, StaticCache
 
