@@ -102,3 +102,14 @@ def test_the_picture_of_the_readme_is_drawn_from_the_records() -> None:
 
 def cells_of(line: str) -> set[str]:
     return {cell.strip() for cell in line.strip("|").split("|")}
+
+
+def test_what_a_sweep_in_a_clone_measures_is_no_change_of_the_clone() -> None:
+    def ignored(file: str) -> int:
+        return subprocess.run(["git", "check-ignore", "--quiet", file], cwd=ROOT).returncode
+
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a checkout")
+    assert ignored("results/quickstart/somebodys-machine.jsonl") == 0
+    assert ignored("results/own/somebodys-machine.md") == 0
+    assert ignored("results/quickstart/amd-epyc-2c.jsonl") == 1  # it is tracked

@@ -40,6 +40,11 @@ if [[ -n $before ]]; then
   actbench compare "$before" "$kept/after.jsonl" "${limits[@]}" --export-markdown "$table" || status=$?
 else
   actbench report "$kept/after.jsonl" --title "This branch alone: there is nothing to compare with" --export-markdown "$table"
+  if [[ ${#limits[@]} -gt 0 ]]; then
+    unchecked="The limits of fail-on were not checked: the base has no row of this command."
+    echo "::warning title=actbench::$unchecked"
+    printf '\n%s\n' "$unchecked" >>"$table"
+  fi
 fi
 {
   printf '%s\n## %s\n\n`actbench %s` (%s)\n\n' "$marker" "$NAME" "$COMMAND" "$ACTBENCH_DEVICE_PROFILE"
@@ -50,7 +55,16 @@ echo "table=$table" >>"${GITHUB_OUTPUT:-/dev/null}"
 
 if [[ $COMMENT == true && -n ${PULL_REQUEST:-} ]]; then
   comments=repos/$GITHUB_REPOSITORY/issues/$PULL_REQUEST/comments
-  head -c 60000 "$kept/comment.md" >"$kept/body.md" # GitHub takes 65,536 characters
+  # GitHub takes 65,536 characters: whole lines, since bytes would cut a character in two
+  python - "$kept/comment.md" "$kept/body.md" <<'CUT'
+import pathlib, sys
+
+source, target = map(pathlib.Path, sys.argv[1:])
+text = source.read_text(encoding="utf-8")
+if len(text) > 60_000:
+    text = text[: text.rindex("\n", 0, 60_000) + 1] + "\nThe rest is in the summary of the run.\n"
+target.write_text(text, encoding="utf-8")
+CUT
   own=$(MARKER=$marker gh api --paginate "$comments" --jq '.[] | select(.body | startswith(env.MARKER)) | .id' | head -n 1)
   if [[ -n $own ]]; then
     gh api --silent --method PATCH "repos/$GITHUB_REPOSITORY/issues/comments/$own" --field "body=@$kept/body.md"

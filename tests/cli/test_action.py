@@ -161,6 +161,24 @@ def test_a_base_without_the_script_leaves_the_branch_alone(results: tuple[Path, 
 
     assert done.returncode == 0, done.stderr
     assert "This branch alone" in (calls[-1][1] or "")
+    assert "The limits of fail-on were not checked" in (calls[-1][1] or "")
+    assert "::warning title=actbench::The limits of fail-on were not checked" in done.stdout
+
+
+def test_a_long_comment_is_cut_between_lines_and_no_character(make_record: MakeRecord, tmp_path: Path) -> None:
+    files = []
+    for name in ("before", "after"):
+        rows = [make_record("exact", model=f"größe{'é' * 150}{i}.py", batch_size=8) for i in range(400)]
+        files.append(tmp_path / f"{name}.jsonl")
+        files[-1].write_text("".join(f"{row.model_dump_json()}\n" for row in rows))
+    done, calls = Repository(tmp_path, *files).run()
+
+    assert done.returncode == 0, done.stderr
+    whole, body = (tmp_path / "summary.md").read_text(), calls[-1][1] or ""
+    *kept, _, rest = body.splitlines()
+    assert len(whole) > 65_536 > len(body) > 59_000
+    assert kept == whole.splitlines()[: len(kept)]
+    assert rest == "The rest is in the summary of the run."
 
 
 def test_outside_of_pull_requests_nothing_is_posted(results: tuple[Path, Path], tmp_path: Path) -> None:

@@ -81,3 +81,12 @@ def test_a_changed_forward_pass_is_told(capsys):
     print_scheme(Rounding, Console(width=200))
 
     assert "not bit for bit that of the exact model" in capsys.readouterr().out
+
+
+def test_a_list_of_schemes_is_answered_with_the_option_repeated(cli):
+    asked = cli("measure", "tiny-bert", "--scheme", "exact,checkpoint")
+    other = cli("measure", "tiny-bert", "--scheme", "fewbit:3,gelu")
+
+    assert asked.status == 2
+    assert "for 2 rows, repeat the option: --scheme exact --scheme checkpoint" in asked.err
+    assert "repeat the option" not in other.err

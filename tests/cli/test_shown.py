@@ -23,6 +23,7 @@ def mark_of(page: str, verb: str) -> pytest.MarkDecorator:
     return pytest.mark.slow if page == "README.md" and verb == "run" else pytest.mark.exhaustive
 
 
+TUTORIALS = [f"docs/tutorials/{file.name}" for file in sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
 FIGURES = [
     pytest.param(
         page,
@@ -31,7 +32,7 @@ FIGURES = [
         id=f"{page} {place} {command.split()[1]}",
         marks=mark_of(page, command.split()[1]),
     )
-    for page in ("README.md", "docs/run.md", "docs/questions.md")
+    for page in ("README.md", "docs/run.md", "docs/questions.md", *TUTORIALS)
     for place, (command, shown) in enumerate(_FIGURE.findall((ROOT / page).read_text(encoding="utf-8")), 1)
     if not shown.startswith("actbench ")
 ]
@@ -102,6 +103,18 @@ def test_a_loop_on_a_page_prints_what_the_page_says() -> None:
 
     assert printed[0] == peak
     assert set(re.findall(r"^\|.*$", shown, re.MULTILINE)) <= set(printed)
+
+
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_the_code_of_a_tutorial_runs(page: str, tmp_path: Path) -> None:
+    code = re.findall(r"^```python\n(.*?)^```", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert code
+    script = tmp_path / "tutorial.py"
+    script.write_text("\n".join(code), encoding="utf-8")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("\n") == 1, "each prints one line"
 
 
 @pytest.mark.parametrize(("page", "words", "shown"), FIGURES)

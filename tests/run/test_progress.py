@@ -52,9 +52,18 @@ def test_verbose_lines_tell_of_each_case_that_starts_or_ends():
     ]
 
 
-def test_of_cases_that_end_within_a_second_the_last_has_a_line(lines):
-    many = cases(400)
+def test_each_case_that_ends_has_a_line(lines):
+    many = cases(40)
     lines.planned(many)
+    for case in many:
+        lines.started(case)
+        lines.finished(case, MEASURED)
+    assert [line.partition(",")[0] for line in lines.told()] == [f"[{n + 1}/40] model{n}" for n in range(40)]
+
+
+def test_of_cases_of_a_search_that_end_within_a_second_the_last_has_a_line(lines):
+    many = cases(400)
+    lines.planned(many, more=True)
     for place, case in enumerate(many):
         lines.started(case)
         type(lines).at = place / 16
@@ -62,10 +71,10 @@ def test_of_cases_that_end_within_a_second_the_last_has_a_line(lines):
         lines.tick()
     told = lines.told()
     assert len(told) == 25
-    assert told[0].startswith("[1/400] model0, ")
+    assert told[0].startswith("[1 done] model0, ")
     type(lines).at += 1
     lines.tick()
-    assert [line.partition("]")[0] for line in lines.told()] == ["[400/400"]
+    assert [line.partition("]")[0] for line in lines.told()] == ["[400 done"]
     lines.tick()
     assert lines.told() == []
 

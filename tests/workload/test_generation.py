@@ -117,6 +117,41 @@ def test_a_static_cache_is_whole_from_the_start_and_one_of_fp8_has_a_fourth_of_t
     assert fp8.cache_bytes == cache_bytes("llama") // 4
 
 
+def test_a_token_takes_as_long_as_weights_are_read_and_a_prompt_as_products_take() -> None:
+    settings = {"dtype": "bfloat16", "batch_size": 1, "generate": 64, "device_profile": "rtx-4090"}
+    found = measure(Case(model="llama-3.1-8b", sequence_length=1024, **settings))
+
+    times = found.generated
+    assert times is not None
+    assert times.prefill_seconds is not None
+    assert times.token_seconds is not None
+    read = found.weights_bytes / 1.008e12  # the card's memory bandwidth
+    assert read < times.token_seconds < 2 * read
+    products = 2 * 7e9 * 1024 / 165e12  # of the blocks, at the card's dense rate of bfloat16
+    assert products < times.prefill_seconds < 3 * products
+    assert found.estimated is None
+
+
+def test_the_table_of_a_generation_has_no_word_of_training(cli: Any) -> None:
+    ended = cli("measure", "tiny-llama", "--generate", "8", "--device-profile", "rtx-4090", "--export-csv", "-")
+
+    assert ended.status == 0, ended.err
+    assert "What does tiny-llama need to write?" in ended.err
+    assert ",estimated_prefill_seconds,estimated_token_seconds," in ended.out
+    for word in ("Scheme", "Saved", "Activations", "optimizer", "No step time"):
+        assert word not in ended.err
+    assert "tiny-llama, 8 tokens, batch 1 (simulated): peak" in ended.err
+
+
+QUANTIZED = [("quanto", "optimum-quanto"), ("hqq", "hqq")]
+
+
+@pytest.mark.parametrize(("cache", "package"), QUANTIZED)
+def test_a_quantized_cache_that_is_not_counted_is_refused_by_name(cache: str, package: str, case_of: MakeCase) -> None:
+    with pytest.raises(ActbenchError, match=f"--cache {cache}.*{package}.*not counted yet"):
+        measure(case_of("llama", cache=cache))
+
+
 class _Whole(GenerationStep):
     """A generation of which each pass runs."""
 

@@ -26,5 +26,21 @@ def checked_schemes(found: list[str], place: str) -> list[str]:
     """
     with schemes_from(place):
         for text in found:
-            check_scheme(text)
+            try:
+                check_scheme(text)
+            except SpecError as error:
+                raise SpecError(f"{error}{_several(text, place)}") from None
     return found
+
+
+def _several(text: str, place: str) -> str:
+    """Return how to ask for several schemes, if a text is a list of such; nothing else."""
+    schemes = text.split(",")
+    if len(schemes) < 2:
+        return ""
+    try:
+        for each in schemes:
+            check_scheme(each)
+    except SpecError:
+        return ""
+    return f"; for {len(schemes)} rows, repeat the option: {' '.join(f'{place} {each}' for each in schemes)}"

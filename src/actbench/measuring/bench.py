@@ -109,12 +109,12 @@ class Session:
         watch = meters.Watch(step) if self._wants_timeline else None
         with self._world.settled():
             reading = self._read(step, watch)
-        searched = None
+        searched, seconds = None, self.meter.pass_seconds() if isinstance(self.meter, SimulatedMeter) else ()
         if self.case.find_largest_batch and isinstance(self.meter, SimulatedMeter):
             searched = largest_batch(self.meter, self._new_step, self.case.batch_size, reading, self.tried)
         if isinstance(step, GenerationStep):
             longest = self._longest_prompt() if searched else None
-            reading = reading.of_generation(step.cache_bytes, longest)
+            reading = reading.of_generation(step.cache_bytes, longest, seconds)
         shown = tuple(warning for part in self.setup.parts for warning in part.after())
         return Measurement(
             **vars(reading),

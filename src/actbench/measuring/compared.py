@@ -20,7 +20,7 @@ from actbench.model.records import Case, Failure
 from actbench.validation import explain
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Compared(Displayed):
     """Measurements of one model, by scheme; a notebook shows them as a table.
 
@@ -41,6 +41,11 @@ class Compared(Displayed):
     def __len__(self) -> int:
         """Return how many schemes were measured."""
         return len(self.records)
+
+    def __repr__(self) -> str:
+        """Return how each scheme ended, with its peak."""
+        found = "; ".join(f"{scheme}: {self[scheme].ending}" for scheme in self)
+        return f"<Compared {self.records[0].case.model}, {found}>"
 
 
 @overload

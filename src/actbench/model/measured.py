@@ -46,8 +46,11 @@ class Advised(Data):
         needed_bytes: What a step needs with it.
         over_limit_bytes: Bytes that it still lacks; None if it fits.
         step_seconds: Estimated time of a step with it.
-        largest_batch: The largest batch of the unchanged script that fits, 0 if not one row does; None if unknown.
-        is_slow: Whether a simulation takes so long that none was made.
+        largest_batch: The largest batch of the unchanged script that fits, 0 if not one row does; None if unknown. Of a
+            whole run that of which steps, the largest too, fit.
+        is_slow: Whether a simulation takes so long that none was made, or that it was ended.
+        is_search_slow: Whether the search for the largest batch was ended by its time.
+        limit_seconds: After how long a simulation was ended; None in older records.
     """
 
     scheme: str | None = None
@@ -56,6 +59,8 @@ class Advised(Data):
     step_seconds: NonNegativeFloat | None = None
     largest_batch: NonNegativeInt | None = None
     is_slow: bool = False
+    is_search_slow: bool = False
+    limit_seconds: NonNegativeFloat | None = None
 
 
 class Mesh(Data):
@@ -135,12 +140,17 @@ class Generated(Data):
         generation_bytes: Peak while tokens are written; None as for ``prefill_bytes``.
         longest_prompt: The longest prompt with which the same number of rows and of written tokens fits, if it was
             searched; 0 if none fits.
+        prefill_seconds: Estimated time of the prefill; None for other meters and devices without rates.
+        token_seconds: Estimated time of a token after the first: the mean of the first pass after the prefill and of
+            the last one, between which the cache grows.
     """
 
     cache_bytes: NonNegativeInt
     prefill_bytes: NonNegativeInt | None = None
     generation_bytes: NonNegativeInt | None = None
     longest_prompt: NonNegativeInt | None = None
+    prefill_seconds: NonNegativeFloat | None = None
+    token_seconds: NonNegativeFloat | None = None
 
 
 class Diagnostic(Data):
@@ -182,7 +192,7 @@ class Growth(Data):
     keeper: str | None = None
 
 
-RemedyName = Literal["zero_grad", "set_to_none", "del", "expandable_segments"]
+RemedyName = Literal["zero_grad", "set_to_none", "del", "expandable_segments", "empty_cache"]
 
 
 class Remedy(Data):
@@ -190,8 +200,10 @@ class Remedy(Data):
 
     Attributes:
         kind: ``zero_grad``: drop gradients before the forward pass; ``set_to_none``: drop them in place of filling them
-            with zeros; ``del``: drop what a line made after its last use; ``expandable_segments``: of the allocator.
-        line: The line of the script that made what is dropped; None of gradients and of the allocator.
+            with zeros; ``del``: drop what a line made after its last use; ``expandable_segments``: of the allocator;
+            ``empty_cache``: give back what the allocator has cached, before and after evaluations.
+        line: The line of the script that made what is dropped, or that begins the evaluation; None of gradients and of
+            the allocator.
         saved_bytes: How much less the step needs, after the remedies before it.
     """
 
@@ -231,6 +243,16 @@ class RunEvent(Data):
     batch_bytes: NonNegativeInt | None = None
     has_graph: bool = False
 
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes of the device that it needs: its peak, or the reserved bytes if known and larger."""
+        return max(self.peak_bytes, self.reserved_bytes or 0)
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it is a training step."""
+        return self.part in ("first step", "step", "last step", "next step", "resumed step")
+
 
 class Measurement(Displayed, OutcomeData):
     """What a meter read of one case.
@@ -245,6 +267,8 @@ class Measurement(Displayed, OutcomeData):
             ``peak_bytes``, and all other bytes are those of its process; empty for one process.
         at_most: Why the peak may be less, each reason with its line of the script; empty if the peak is not only an
             upper bound.
+        expected_bytes: What a step needs, of a whole run its largest part, where half of what only a real run knows is
+            chosen; None where nothing is ``at_most``, or where that was not simulated.
         approximate: Why a simulated peak is an estimate; empty where every buffer of the step is followed.
         peak_phase: Part of the step in which the peak is reached.
         peak_parts: What the peak is made of.
@@ -296,6 +320,7 @@ class Measurement(Displayed, OutcomeData):
     peak_bytes: NonNegativeInt
     rank_peak_bytes: tuple[NonNegativeInt, ...] = ()
     at_most: tuple[str, ...] = ()
+    expected_bytes: NonNegativeInt | None = None
     approximate: tuple[str, ...] = ()
     peak_phase: Phase | None = None
     peak_parts: PeakParts | None = None
@@ -364,6 +389,11 @@ class Measurement(Displayed, OutcomeData):
         return self.over_limit_bytes is None
 
     @property
+    def worst(self) -> RunEvent | None:
+        """The part of a whole run that lacks most memory, or else needs most; None where only steps were run."""
+        return max(self.events, key=lambda each: (each.over_limit_bytes or 0, each.needed_bytes), default=None)
+
+    @property
     def runs_out(self) -> bool:
         """Whether memory is expected to run out: in a step, elsewhere in the run, or as each step leaves more."""
         return not self.fits or self.growth is not None or any(each.over_limit_bytes for each in self.events)
@@ -375,10 +405,22 @@ class Measurement(Displayed, OutcomeData):
 
     @property
     def ending(self) -> str:
-        """The peak, by how much it is over the limit, and the largest batch."""
+        """The peak, by how much it is over the limit, and the largest batch; of a whole run that of its worst part."""
+        worst = self.worst
+        peak, reserved, over_bytes = self.peak_bytes, self.reserved_bytes, self.over_limit_bytes
+        if worst is not None:
+            peak, reserved, over_bytes = worst.peak_bytes, worst.reserved_bytes, worst.over_limit_bytes
         largest = "" if self.largest_batch is None else f", largest batch {self.largest_batch}"
-        over = f", over the limit by {format_bytes(self.over_limit_bytes)}" if self.over_limit_bytes else ""
-        return f"peak {format_bytes(self.peak_bytes)}{over}{largest}"
+        gaps = f", {format_bytes(reserved)} reserved" if over_bytes and reserved and reserved > peak else ""
+        over = f", over the limit by {format_bytes(over_bytes)}" if over_bytes else ""
+        part = "" if worst is None else f" ({worst.part})"
+        return f"peak {format_bytes(peak)}{part}{gaps}{over}{largest}"
+
+    def __repr__(self) -> str:
+        """Return the main figures; ``model_dump()`` returns all that was read."""
+        return f"<Measurement: {self.ending}>"
+
+    __str__ = __repr__
 
 
 OVER_THE_LIMIT = "over the limit"

@@ -126,13 +126,15 @@ class Case(WorkloadSettings):
 
     @property
     def _changed(self) -> str:
-        """The scheme, with the optimizer if it is not the model's usual one."""
+        """The scheme, with the optimizer if it is not the model's usual one; of a generation the tokens written."""
+        if self.generate is not None:
+            return f"{self.generate} tokens"
         is_usual = self.script is not None or self.optimizer == optimizer_for(self.model)
         return self.scheme if is_usual else f"{self.scheme}, {self.optimizer}"
 
     @property
     def title(self) -> str:
-        """The name, with the optimizer if it is not the model's usual one."""
+        """The name, with the optimizer if it is not the model's usual one, or with the tokens of a generation."""
         return named(self.model, self._changed, self.rows, self.meter)
 
     @property

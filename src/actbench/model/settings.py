@@ -55,7 +55,7 @@ Optimizer = Literal[
     "adamw", "adamw-fused", "adamw-loop", "adam", "adafactor", "muon", "sgd", "sgd-momentum", "sgd-nesterov"
 ]
 WeightsChoice = Literal["auto", "pretrained", "random"]
-Cache = Literal["dynamic", "static", "fp8"]
+Cache = Literal["dynamic", "static", "fp8", "quanto", "hqq"]
 """How keys and values of earlier tokens are kept while a model writes: the names of transformers."""
 
 _LATER: Final = ("target_length", "packed")

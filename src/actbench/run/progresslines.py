@@ -1,4 +1,7 @@
-"""Progress as lines of text, for a pipe: at most one a second, and at least one every ten."""
+"""Progress as lines of text, for a pipe: one for each case that ends, and at least one every ten seconds.
+
+Of the cases of a search and of trials of batches, of which nobody knows how many follow, there is one a second at most.
+"""
 
 from __future__ import annotations
 
@@ -40,11 +43,11 @@ class _AtWork:
 class ProgressLines(Progress):
     """Progress as lines: how cases ended, and what goes on where none ended for a while.
 
-    Of the cases that end within a second, the last has a line, with their number.
+    Of the cases of a search that end within a second, the last has a line, with their number.
 
     Args:
         console: Where lines go.
-        verbose: Whether each case that starts or ends has lines of its own, however many these are.
+        verbose: Whether each case that starts or ends, of a search too, has a line of its own.
     """
 
     def __init__(self, console: Console, *, verbose: bool = False) -> None:
@@ -84,7 +87,8 @@ class ProgressLines(Progress):
             self._at_work.pop(case, None)
             self._together = tuple(each for each in self._together if each != case)
             if outcome.is_told or self._verbose:
-                self._tell(f"[{self._count()}] {case.title}: {outcome.ending}{self._times()}")
+                told = f"[{self._count()}] {case.title}: {outcome.ending}{self._times()}"
+                self._tell(told, at_once=self._total is not None)
 
     def grouped(self, cases: Sequence[Case]) -> None:
         """Tell of the cases, as none of them ends for a while."""
@@ -169,9 +173,9 @@ class ProgressLines(Progress):
             if case in self._at_work:
                 self._at_work[case].state = state
 
-    def _tell(self, text: str) -> None:
+    def _tell(self, text: str, *, at_once: bool = False) -> None:
         """Write a line of progress, at once or, if there was one just before, later."""
-        if self._verbose or time.monotonic() - self._told >= _LEAST_SECONDS:
+        if at_once or self._verbose or time.monotonic() - self._told >= _LEAST_SECONDS:
             self._pending = None
             self._told = time.monotonic()
             self._write(text)

@@ -56,6 +56,7 @@ class SimulatedMeter(Meter):
         ran: The step that was read last.
         blocks: Blocks of the model whose memory and time are read, each; None to read no blocks.
         trace: The step that was read last, cut at these blocks; None without blocks that run one after the other.
+        passes: How many operators had run at the end of each pass of a generation; empty of a training step.
     """
 
     name: MeterName = "simulated"
@@ -71,6 +72,7 @@ class SimulatedMeter(Meter):
         self.ran: Ran | None = None
         self.blocks: Sequence[Block] | None = None
         self.trace: Trace | None = None
+        self.passes: list[int] = []
 
     @contextmanager
     def active(self) -> Iterator[None]:
@@ -137,7 +139,8 @@ class SimulatedMeter(Meter):
         with followed, self.active(), shapes_only(), repeated, tracker, watched, marks.watching():
             if self.profile.uses_foreach:
                 use_foreach(step.optimizer)
-            reading, run = _read(step, tracker, recorder, watch, marks)
+            self.passes = []
+            reading, run = _read(step, tracker, recorder, watch, marks, self.passes)
         grows, streams = step.setup.expandable_segments, tracker.communicated.streams
         if self.profile.is_cuda:
             reserved = reserved_bytes(run, limit_bytes=self.memory_bytes, expandable=grows, streams=streams)
@@ -149,13 +152,24 @@ class SimulatedMeter(Meter):
             untimed = f"No step time is estimated: {why}."
         elif rates is None:
             untimed = _UNTIMED.format(self.profile.name)
-        else:
+        elif step.trains:  # a generation has the times of its passes
             time = estimate(self.done, rates, shares, asynchronous=self.profile.is_cuda, passed=marks.passed)
         timed = replace(reading, estimated=time, communication=communication(self.done), untimed=untimed)
         traced = marks.trace() if self.blocks else None
         self.trace = traced and replace(traced, expandable=grows)
         timed = replace(timed, blocks=marks.readings(), approximate=unmodelled.reasons())
         return replace(timed, simulated="cuda" if self.profile.is_cuda else "cpu").against(self.memory_bytes)
+
+    def pass_seconds(self) -> tuple[float, ...]:
+        """Return the estimated time of each pass of the generation that was read last; empty without rates."""
+        rates, begun, found = self.profile.rates, 0, []
+        for ended in self.passes if rates is not None else ():
+            assert rates is not None
+            done = self.done[begun:ended]
+            time = estimate(done, rates, self.profile.efficiencies, asynchronous=self.profile.is_cuda)
+            found.append(time.step_seconds)
+            begun = ended
+        return tuple(found)
 
     def seconds(self, step: TrainStep, steps: int, before: Callable[[], object] = at_once) -> None:
         """Return None: a step that is not computed takes no time that means anything."""
@@ -166,12 +180,18 @@ class SimulatedMeter(Meter):
 
 
 def _read(
-    step: TrainStep, tracker: StorageTracker, recorder: Recorder, watch: Watch | None, marks: BlockMarks
+    step: TrainStep,
+    tracker: StorageTracker,
+    recorder: Recorder,
+    watch: Watch | None,
+    marks: BlockMarks,
+    generated: list[int],
 ) -> tuple[MemoryReading, list[list[Event]]]:
     """Return the reading of one step in the steady state, and the events of two steps in a row.
 
     Forward and backward do not depend on optimizer state, so they run once without it, and its bytes are added. The
     optimizer steps twice on the same gradients, and the second step counts; it is one that makes state anew, if any is.
+    ``generated`` receives how many operators had run after each pass of a generation.
     """
     tracker.add(footprint.everything(step))
     has_matrices = any(parameter.dim() == 2 for parameter in step.setup.module.parameters())
@@ -193,7 +213,12 @@ def _read(
     if watch:
         simulatedstep.own_before(watch, tracker)
     step.around_forward = turn
-    step.around_cache = lambda tensors: cached.update(tracker.names(tensors))
+
+    def passed(tensors: Sequence[Tensor]) -> None:
+        cached.update(tracker.names(tensors))
+        generated.append(len(recorder.done))
+
+    step.around_cache = passed
     own = footprint.own_weights(step.setup.module)
     renews_next(step.optimizer)  # it may step in the backward pass
     loss, before, begun = _forward(step, tracker, recorder)

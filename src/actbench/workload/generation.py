@@ -16,13 +16,15 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from actbench.errors import ModelError, boundary
 from actbench.model.records import Case
-from actbench.scheme.conditions import Limits
+from actbench.ops.simulation import plain_tensors
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator.overrides import full_rows, values_read
 
 _GROWING = ("keys", "values", "indexer_keys", "_quantized_keys", "_quantized_values")
 """Attributes of a cache's layer with a place for each token, in the last dimension but one."""
+_PACKAGES = {"quanto": ("is_optimum_quanto_available", "optimum-quanto"), "hqq": ("is_hqq_available", "hqq")}
+"""Caches that are refused: what transformers asks whether it can make one, and the package that it needs."""
 _LAST = 2
 """Passes that run at the full length when the passes before are skipped."""
 
@@ -104,7 +106,8 @@ class GenerationStep(TrainStep):
 
     def _held(self) -> list[Tensor]:
         held = (tree_leaves([*vars(layer).values()]) for layer in self._cache.layers)
-        return [leaf for leaves in held for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
+        tensors = (leaf for leaves in held for leaf in leaves if isinstance(leaf, Tensor))
+        return [each for each in plain_tensors(*tensors) if each.dim()]  # of packed ones what they are made of
 
 
 def generating(case: Case, setup: TrainingSetup) -> TrainingSetup:
@@ -116,17 +119,23 @@ def generating(case: Case, setup: TrainingSetup) -> TrainingSetup:
     if "past_key_values" not in inspect.signature(setup.module.forward).parameters:
         raise ModelError(f"--generate: {case.model} is a {type(setup.module).__name__}, which takes no past_key_values")
     setup.module.eval().requires_grad_(False)
-    limits = Limits(estimated="of a generation only the prefill, the first and the last tokens are simulated")
-    return replace(setup, make_optimizer=lambda module: NoOptimizer(), limits=limits)
+    return replace(setup, make_optimizer=lambda module: NoOptimizer())
 
 
 def new_cache(module: nn.Module, case: Case, length: int) -> Any:
     """Return an empty cache of the kind that the case names, for ``length`` tokens of each row.
 
     Raises:
-        ModelError: The installed transformers has no such cache for the model.
+        ModelError: The installed transformers has no such cache for the model, or its bytes are not counted.
     """
     config: Any = module.config
+    if case.cache in _PACKAGES:
+        import transformers.utils
+
+        is_there, package = _PACKAGES[case.cache]
+        if not getattr(transformers.utils, is_there)():
+            raise ModelError(f"--cache {case.cache} needs {package}, which is not installed, and is not counted yet")
+        raise ModelError(f"--cache {case.cache}: bytes of caches that {package} packs are not counted yet; take fp8")
     with boundary(f"--cache {case.cache}: transformers makes none for {case.model}", ModelError):
         from transformers import DynamicCache, QuantizedCache, StaticCache
 

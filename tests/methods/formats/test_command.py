@@ -1,4 +1,6 @@
 import json
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +23,7 @@ def test_rows_exports_and_notes(cli, tmp_path):
     assert first == f"int:6,,6.5,,{rows[0].snr_db},{rows[1].snr_db}"
     assert second.startswith("smaq_simulated,True,32.0,6.")
     assert "| int:6 |" in markdown.read_text()
-    assert "4,096 numbers, relu …" in ended.err
+    assert "4,096 numbers, relu (1 of 2) …" in ended.err
     assert "4096 float32 numbers" in ended.out
     assert f"written: {markdown}, {csv}, {as_json}" in ended.err
     assert "bits are as the authors count them" in ended.out
@@ -32,6 +34,15 @@ def test_what_is_stored_needs_no_word_about_simulation(cli):
 
     assert ended.status == 0, ended.err
     assert "Simulated" not in ended.out
+
+
+def test_progress_has_the_time_that_the_rest_may_take(cli, monkeypatch):
+    monkeypatch.setattr("actbench.methods.formats.command.time", SimpleNamespace(monotonic=count(0, 7).__next__))
+    ended = cli("encodings", "--encoding", "bf16", "--distribution", "relu,tiny,normal", "--elements", "64", "-v")
+
+    assert "64 numbers, relu (1 of 3) …" in ended.err
+    assert "64 numbers, tiny (2 of 3, about 14 s left) …" in ended.err
+    assert "64 numbers, normal (3 of 3, about 7 s left) …" in ended.err
 
 
 @pytest.mark.slow

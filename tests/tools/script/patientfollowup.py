@@ -12,7 +12,11 @@ TRIED = 8192
 
 
 def one_trial(
-    run: Callable[[int, Finish], Measurement], own: Measurement, limit: int, tried: Callable[[int, bool], object]
+    run: Callable[[int, Finish], Measurement],
+    own: Measurement,
+    limit: int,
+    tried: Callable[[int, bool], object],
+    seconds_left: Callable[[], float | None],
 ) -> LargestBatch:
     found = forked(lambda finish: run(TRIED, finish))
     assert isinstance(found, Measurement)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +11,13 @@ import pytest
 
 from actbench.errors import MeasurementError
 from actbench.model.measured import Advised, Measurement
-from actbench.model.records import Built, Case
+from actbench.model.records import Built, Case, Failure
 from actbench.model.scripts import Script
 from actbench.report.advice import needed_bytes
 from actbench.run.isolated import IsolatedSession
 from actbench.run.processes import ForkServer
 from actbench.tools.script import bench, followup, trials
-from actbench.tools.script.suggestions import suggestions
+from actbench.tools.script.suggestions import run_bytes, suggestions
 from actbench.units import MIB
 
 TRAIN = """
@@ -35,38 +37,93 @@ TRIED = 8192  # by patientfollowup, which is not imported here: it changes what 
 CASE = Case(model="train.py", batch_size=1, script=Script(target="train.py"), meter="simulated")
 
 
-@pytest.mark.slow
-def test_the_best_remedy_and_the_largest_batch_are_known_afterwards(tmp_path: Path) -> None:
-    file, tried = tmp_path / "train.py", list[tuple[int, bool]]()
-    file.write_text(TRAIN)
-    script = Script(target=str(file))
-    limited = {"device_profile": "rtx-4090", "memory_limit_bytes": 256 * MIB, "script": script}
-    for name in ("out", "err"):
-        (tmp_path / name).touch()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(str(Path(__file__).parent))
-        with (
-            ForkServer("patientfollowup") as server,
-            IsolatedSession(server, CASE.model_copy(update=limited), 300.0, printed=str(tmp_path)) as session,
-        ):
-            session.tried = lambda batch, fits: tried.append((batch, fits))
-            found = session.memory()
+CHOOSES = """
+import torch
+from torch import nn
 
-    assert isinstance(found, Measurement), found
+net, head = nn.Linear(64, 1024).cuda(), nn.Linear(1024, 4096).cuda()
+optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], lr=0.1)
+for (x,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(2**16, 64)), batch_size=2048):
+    y = net(x.cuda())
+    head(y[CHOSEN]).relu().sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+Measure = Callable[..., tuple[Measurement, list[tuple[int, bool]]]]
+
+
+@pytest.fixture
+def follow(tmp_path: Path) -> Measure:
+    """Return what measures a script with all that is asked next, with time for it, and the batches that were tried."""
+
+    def measured(text: str, limit: int = 256 * MIB, **options: Any) -> tuple[Measurement, list[tuple[int, bool]]]:
+        file, tried = tmp_path / "train.py", list[tuple[int, bool]]()
+        file.write_text(text)
+        script = Script(target=str(file), **options)
+        limited = {"device_profile": "rtx-4090", "memory_limit_bytes": limit, "script": script}
+        for name in ("out", "err"):
+            (tmp_path / name).touch()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.syspath_prepend(str(Path(__file__).parent))
+            with (
+                ForkServer("patientfollowup") as server,
+                IsolatedSession(server, CASE.model_copy(update=limited), 300.0, printed=str(tmp_path)) as session,
+            ):
+                session.tried = lambda batch, fits: tried.append((batch, fits))
+                found = session.memory()
+        assert isinstance(found, Measurement), found
+        return found, tried
+
+    return measured
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_best_remedy_and_the_largest_batch_are_known_afterwards(
+    follow: Measure, tmp_path: Path, whole: bool
+) -> None:
+    found, tried = follow(TRAIN, whole=whole)
+
     advised = found.advised
     assert advised is not None
     assert advised.scheme == suggestions(found)[0].scheme
     assert advised.needed_bytes is not None
-    assert advised.needed_bytes < needed_bytes(found)
+    assert advised.needed_bytes < run_bytes(found)
     assert (advised.largest_batch, tried) == (TRIED, [(TRIED, False)])
     assert found.largest_batch is None, "it was not asked for, and gates do not see it"
     assert (tmp_path / "out").read_text().count("trains") == 1
+    assert bool(found.events) == whole
+
+
+@pytest.mark.slow
+def test_what_is_expected_is_a_run_in_which_half_is_chosen(follow: Measure) -> None:
+    bound, _ = follow(CHOOSES.replace("CHOSEN", "y[:, 0] > 0"), limit=2048 * MIB)
+    known, _ = follow(CHOOSES.replace("CHOSEN", "torch.arange(1024, device='cuda')"), limit=2048 * MIB)
+
+    assert bound.at_most
+    assert not known.at_most
+    assert known.expected_bytes is None
+    assert bound.expected_bytes == pytest.approx(needed_bytes(known), rel=0.03)
+    assert needed_bytes(bound) > 1.3 * needed_bytes(known)
+
+
+def test_a_trial_is_ended_after_its_time() -> None:
+    def sleeps(finish: object) -> Measurement:
+        time.sleep(60)
+        raise AssertionError
+
+    began = time.monotonic()
+    found = trials.forked(sleeps, 0.3)
+
+    assert isinstance(found, Failure)
+    assert (found.reason, found.message) == ("timeout", "it was ended after 300 ms")
+    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(
     ("seconds", "advised"),
     [
-        (30.0, Advised(is_slow=True)),
+        (30.0, Advised(is_slow=True, limit_seconds=20.0)),
         (10.0, Advised(scheme="remedy")),
         (5.0, Advised(scheme="remedy", largest_batch=40)),
     ],
@@ -81,11 +138,12 @@ def test_what_would_take_long_is_not_simulated(
 
     monkeypatch.setattr(bench.Session, "memory", memory)
     monkeypatch.setattr(followup.Session, "_remedied", lambda *_: Advised(scheme="remedy"))
-    monkeypatch.setattr(followup.Session, "_largest_batch", lambda *_: 40)
+    searched = Advised(scheme="remedy", largest_batch=40)
+    monkeypatch.setattr(followup.Session, "_searched", lambda *_: searched)
 
     assert followup.Session(CASE).memory().advised == advised
     whole = CASE.model_copy(update={"script": Script(target="train.py", whole=True)})
-    assert followup.Session(whole).memory().advised is None
+    assert followup.Session(whole).memory().advised == searched, "which runs longer anyway"
 
 
 def test_a_search_that_fails_or_takes_long_leaves_the_answer_open(
@@ -98,8 +156,10 @@ def test_a_search_that_fails_or_takes_long_leaves_the_answer_open(
     own = make_record().outcome.model_copy(update={"built": built, "memory_limit_bytes": 10})
     monkeypatch.setattr(followup, "largest_batch", fails)
 
-    assert followup.Session(CASE)._largest_batch(own) is None
-    assert followup.Session(CASE)._largest_batch(own.model_copy(update={"built": None})) is None
+    assert followup.Session(CASE)._searched(own, Advised()) == Advised()
+    assert followup.Session(CASE)._searched(own.model_copy(update={"built": None}), Advised()) == Advised()
+    monkeypatch.setattr(followup, "SEARCH_SECONDS", 0.0)
+    assert followup.Session(CASE)._searched(own, Advised()) == Advised(is_search_slow=True)
 
 
 def test_where_not_even_the_weights_fit_the_largest_batch_is_none(
@@ -110,7 +170,7 @@ def test_where_not_even_the_weights_fit_the_largest_batch_is_none(
         found: Measurement = make_record(peak_bytes=1000 + rows, built=built).outcome
         return found.model_copy(update={"memory_limit_bytes": 100, "over_limit_bytes": 900 + rows})
 
-    monkeypatch.setattr(trials, "forked", lambda run: run(lambda found: None))
+    monkeypatch.setattr(trials, "forked", lambda run, seconds: run(lambda found: None))
     found = trials.largest_batch(lambda rows, finish: outcome(rows), outcome(16), 100, lambda rows, fits: None)
 
     assert (found.batch_size, found.predicted) == (0, 0)

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from trainings import RunScript
 
+from actbench.measuring.meters.stepevents import Origin
 from actbench.model.measured import Growth, Measurement, Remedy
 from actbench.model.records import Case, Failure
 from actbench.model.scripts import Script
-from actbench.tools.script.suggestions import free_remedies
+from actbench.tools.script import remedies
+from actbench.tools.script.counting import Step
+from actbench.tools.script.suggestions import free_remedies, run_bytes
 from actbench.units import GIB, MIB
 
 TRAIN = """
@@ -94,6 +97,56 @@ def test_segments_that_grow_save_the_gaps_that_late_large_batches_leave(run: Run
     assert remedy.kind == "expandable_segments"
     assert before.reserved_bytes - after.reserved_bytes == remedy.saved_bytes
     assert not after.free_remedies
+
+
+def test_what_an_operator_reads_last_is_needed_while_its_result_is_new() -> None:
+    """The second largest moment is that of the operator; only what comes after it needs less."""
+    events = [(0, 100), (1, 100), (2, 100), (1, 0), (3, 110), (3, 0), (0, 0), (2, 0)]
+    step = Step(begun=0, forwards=[(0, 4)], updating=6, ended=8, peak_bytes=310, peak_at=5)
+    origins = {0: Origin("", "aten::mul", "train.py:1 x = f()")}
+    of_step = remedies.of_step
+    (found,) = of_step(step, events, origins=origins, accumulated=(), used={0: 3, 1: 3, 2: 5}, others=frozenset())
+
+    assert (found.kind, found.line, found.saved_bytes) == ("del", "train.py:1 x = f()", 10)
+
+
+EVALUATES = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(512, 2048), nn.GELU(), nn.Linear(2048, 512)).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def train(rows):
+    model.train()
+    for _ in range(6):
+        optimizer.zero_grad()
+        model(torch.randn(rows, 512, device="cuda")).pow(2).mean().backward()
+        optimizer.step()
+
+
+train(1024)
+EMPTY
+model.eval()
+with torch.no_grad():
+    for _ in range(2):
+        model(torch.randn(6000, 512, device="cuda"))
+EMPTY
+train(7000)
+"""
+
+
+def test_an_emptied_cache_saves_what_a_run_that_empties_it_needs_less(run: RunScript) -> None:
+    before = run(EVALUATES.replace("EMPTY", ""), whole=True)
+    after = run(EVALUATES.replace("EMPTY", "torch.cuda.empty_cache()"), whole=True)
+
+    (remedy,) = [each for each in before.free_remedies if each.kind == "empty_cache"]
+    assert remedy.line is not None
+    assert remedy.line.endswith("model.eval()")
+    assert remedy.saved_bytes == run_bytes(before) - run_bytes(after)
+    assert not [each for each in after.free_remedies if each.kind == "empty_cache"]
 
 
 def test_remedies_are_told_where_memory_is_scarce_and_what_is_kept_always() -> None:

@@ -16,7 +16,7 @@ from actbench.report.advice import about_bounds
 from actbench.report.render import markdown
 from actbench.report.render.widths import fitted
 from actbench.report.tables.step import holders_table
-from actbench.tools.script.suggestions import Suggestion, suggestions
+from actbench.tools.script.suggestions import Suggestion, free_remedies, suggestions
 from actbench.tools.script.tables import script_tables
 from actbench.tools.script.verdict import about_values, verdict
 
@@ -56,6 +56,9 @@ def test_a_script_that_does_not_fit_lacks_so_much(make_record: MakeRecord) -> No
     bound = told(make_record, peak_bytes=30 * GIB, over_limit_bytes=6 * GIB, at_most=("why",))
     assert bound[0].startswith("train.py may not fit")
     assert "at most 30.00 GiB" in bound[0]
+
+    both = told(make_record, peak_bytes=30 * GIB, over_limit_bytes=6 * GIB, at_most=("why",), expected_bytes=20 * GIB)
+    assert "a step needs at most 30.00 GiB, expected 20.00 GiB, of the 24.00 GiB" in both[0]
 
     own = told(make_record, limit=GIB, memory_limit_bytes=GIB, over_limit_bytes=9 * GIB)
     assert own[0].endswith("does not fit within the limit: a step needs 10.00 GiB of 1.00 GiB; 9.00 GiB are missing.")
@@ -297,7 +300,9 @@ def test_a_whole_run_is_told_by_its_worst_part(make_record: MakeRecord) -> None:
     )
     fits = told(make_record, events=(step,))
     over = told(make_record, events=(step, evaluation))
-    graphs = told(make_record, events=(step, evaluation.model_copy(update={"has_graph": True})))
+    graphs = evaluation.model_copy(update={"has_graph": True})
+    outcomes = [make_record(events=(step, each)).outcome for each in (evaluation, graphs)]
+    free, free_of_graphs = (free_remedies(each) for each in outcomes if isinstance(each, Measurement))
 
     assert fits[0] == (
         "train.py fits on rtx-4090 in all parts of its run: its largest step needs 11.00 GiB of the 24.00 GiB beside "
@@ -307,8 +312,20 @@ def test_a_whole_run_is_told_by_its_worst_part(make_record: MakeRecord) -> None:
         f"train.py runs out of memory at its evaluation of 40 batches ({line}), which needs 26.00 GiB: 2.00 GiB more "
         "than the 24.00 GiB beside the CUDA context (512.00 MiB)."
     )
-    assert f"{line} leaves 512.00 MiB on the card, 20.00 GiB in all" in over[1]
-    assert f"{line} records gradients" in graphs[1]
+    assert f"{line} leaves 512.00 MiB on the card: move outputs" in free[0]
+    assert free[0].endswith("(saves 20.00 GiB)")
+    assert f"{line} records gradients" in free_of_graphs[0]
+    both = told(make_record, events=(step,), at_most=("why",), expected_bytes=7 * GIB)
+    assert "its largest step needs at most 11.00 GiB, expected 7.00 GiB, of the 24.00 GiB" in both[0]
+
+
+def test_schemes_are_suggested_for_a_run_only_where_a_step_needs_most(make_record: MakeRecord) -> None:
+    step = RunEvent(part="next step", peak_bytes=10 * GIB)
+    save = RunEvent(part="save", peak_bytes=11 * GIB)
+    parts = {"peak_parts": PeakParts(activation_bytes=6 * GIB), "peak_bytes": 10 * GIB, "memory_limit_bytes": 9 * GIB}
+
+    assert suggestions(measured(events=(step,), **parts))
+    assert not suggestions(measured(events=(step, save), **parts))
 
 
 def test_a_run_with_a_part_that_does_not_fit_is_expected_to_fail(make_record: MakeRecord) -> None:

@@ -337,6 +337,101 @@ def test_a_trainer_resumes_once_from_its_checkpoint_with_what_a_new_process_need
     assert any(each.part == "resumed step" for each in simulated.events)
 
 
+ACCELERATE = """
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+accelerator = Accelerator()
+model = nn.Sequential(nn.Linear(64, 4096), nn.GELU(), nn.Linear(4096, 64))
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+data = DataLoader(TensorDataset(torch.randn(640, 64)), 64)
+model, optimizer, data = accelerator.prepare(model, optimizer, data)
+
+
+def train():
+    for (x,) in data:
+        optimizer.zero_grad()
+        accelerator.backward(model(x).pow(2).mean())
+        optimizer.step()
+
+
+train()
+accelerator.save_state("OUT")
+accelerator.load_state("OUT")
+train()
+"""
+
+RESUMED = (
+    LIGHTNING.rpartition("lightning.Trainer(")[0]
+    + """
+loader = DataLoader(data, 32)
+for path in (None, "OUT/last.ckpt"):
+    trainer = lightning.Trainer(
+        max_epochs=1 if path is None else 2, accelerator="gpu", devices=1, logger=False, enable_progress_bar=False,
+        enable_checkpointing=False,
+    )
+    trainer.fit(Trained(), loader, ckpt_path=path)
+    trainer.save_checkpoint("OUT/last.ckpt")
+"""
+)
+
+DISTRIBUTED = """
+import torch
+import torch.distributed.checkpoint as checkpoints
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+model = nn.Sequential(nn.Linear(64, 4096), nn.GELU(), nn.Linear(4096, 64)).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+
+
+def train():
+    for _ in range(8):
+        optimizer.zero_grad()
+        model(torch.randn(64, 64, device="cuda")).pow(2).mean().backward()
+        optimizer.step()
+
+
+train()
+state = dict(zip(("model", "optimizer"), get_state_dict(model, optimizer)))
+checkpoints.save(state, checkpoint_id="OUT")
+checkpoints.load(state, checkpoint_id="OUT")
+set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+del state
+train()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("library", "text"),
+    [("accelerate", ACCELERATE), ("lightning", RESUMED), ("torch", DISTRIBUTED)],
+    ids=["accelerate", "lightning", "torch.distributed"],
+)
+def test_a_resume_by_a_library_is_a_part_of_the_run(library: str, text: str, whole: Run, tmp_path: Path) -> None:
+    pytest.importorskip(library)
+    real, simulated = (whole(text.replace("OUT", str(tmp_path / meter)), meter) for meter in ("cpu", "simulated"))
+
+    (expected,) = (each.peak_bytes for each in real.events if each.part == "resume")
+    assert [each.peak_bytes for each in simulated.events if each.part == "resume"] == [
+        pytest.approx(expected, rel=0.02)
+    ]
+    assert any(each.part == "resumed step" for each in simulated.events)
+    assert any(each.part == "save" for each in simulated.events)
+    assert not list((tmp_path / "simulated").glob("*")), "nothing is written"
+
+
+@pytest.mark.slow
+def test_a_trainer_without_callbacks_runs_to_its_end(whole: Run, tmp_path: Path) -> None:
+    begin, _, made = TRAINER.replace("OUT", str(tmp_path / "written")).rpartition("\nTrainer(")
+    removed = "\nfor each in list(trainer.callback_handler.callbacks):\n    trainer.remove_callback(each)\n"
+    text = f"{begin}\ntrainer = Trainer({made.replace('.train()', '')}{removed}trainer.train()\n"
+
+    assert {each.part for each in whole(text, "simulated").events} >= {"first step", "step"}
+
+
 @pytest.mark.slow
 def test_a_trainer_finds_its_checkpoint_again(whole: Run, tmp_path: Path) -> None:
     begin, _, made = TRAINER.replace("OUT", str(tmp_path / "written")).rpartition("\nTrainer(")

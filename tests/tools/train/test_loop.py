@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_leaves
 
 from actbench.errors import IdleError, StoreError, UsageError
 from actbench.tools.train.checkpoint import FILE_NAME, CheckpointFolder
 from actbench.tools.train.loop import TrainingLoop
+from actbench.tools.train.processes import ProcessGroup
 from actbench.tools.train.records import Trained, TrainingCase
 
 CASE = TrainingCase(
@@ -153,6 +155,38 @@ def test_a_checkpoint_is_one_file_of_its_own_run(tmp_path: Path, monkeypatch: py
             folder.read(CASE)
     folder.remove()
     assert folder.read(CASE) is None
+
+
+def test_a_checkpoint_of_an_earlier_version_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoint.json").write_text("{}")
+
+    with pytest.raises(StoreError, match=r"checkpoint.json was written by an earlier version.*remove the folder"):
+        CheckpointFolder(tmp_path / "run").read(CASE)
+
+
+def test_processes_gather_no_state_of_the_optimizer_that_the_first_one_has(tmp_path: Path) -> None:
+    gathered: list[Any] = []
+
+    class Group(ProcessGroup):
+        def all_gather(self, value: Any, group: Any = None) -> list[Any]:
+            gathered.append(value)
+            return [value]
+
+    loop = TrainingLoop(CASE, Group())
+    next(iter(loop))
+    gathered.clear()
+    loop.save(CheckpointFolder(tmp_path / "run"))
+
+    state = CheckpointFolder(tmp_path / "run").read(CASE)
+    assert state is not None
+    momenta = sum(p.numel() for p in loop._setup.module.parameters())
+    assert _elements(state[1]["optimizer"]) >= momenta
+    assert [_elements(each["optimizer"]) for each in gathered if isinstance(each, dict)] == [0]
+
+
+def _elements(tree: Any) -> int:
+    return sum(leaf.numel() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
 def test_a_checkpoint_that_would_run_code_is_refused(tmp_path: Path) -> None:

@@ -67,14 +67,24 @@ class MemoryReading:
         changes = helping_changes(phase, mostly_model=is_model, of_optimizer=of_optimizer)
         return replace(found, remedies=tuple(schemes.examples(changes)))
 
-    def of_generation(self, cache_bytes: int, longest_prompt: int | None) -> MemoryReading:
-        """Return this reading, of a generation, with the names of its parts; arguments are those of `Generated`."""
+    def of_generation(
+        self, cache_bytes: int, longest_prompt: int | None, seconds: tuple[float, ...] = ()
+    ) -> MemoryReading:
+        """Return this reading, of a generation, with the names of its parts.
+
+        Args:
+            cache_bytes: As of `Generated`.
+            longest_prompt: As of `Generated`.
+            seconds: Estimated time of the prefill, and of some of the passes after it, the first and the last too.
+        """
         peaks = self.phase_peaks
         told = Generated(
             cache_bytes=cache_bytes,
             prefill_bytes=peaks and peaks.forward_bytes,
             generation_bytes=peaks and peaks.backward_bytes,
             longest_prompt=longest_prompt,
+            prefill_seconds=seconds[0] if seconds else None,
+            token_seconds=(seconds[1] + seconds[-1]) / 2 if len(seconds) > 1 else None,
         )
         phase: Phase | None = self.peak_phase and ("prefill" if self.peak_phase == "forward" else "generation")
         return replace(self, phase_peaks=None, peak_phase=phase, loss=None, remedies=(), generated=told)

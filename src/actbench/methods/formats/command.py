@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import command, count_option, option
@@ -11,9 +13,10 @@ from actbench.cli.printing import ExportFlags, ProgressFlags, export, progress_s
 from actbench.errors import UsageError
 from actbench.report.tables import Table, fill
 from actbench.report.tables.values import Column
+from actbench.units import format_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from actbench.methods.formats.encodings import Distribution, Quality
 
@@ -66,12 +69,25 @@ def encodings(
             chosen,
             seed,
             elements,
-            begins=lambda name: told.doing(f"{elements:,} numbers, {name}"),
+            begins=_telling(told.doing, elements, len(chosen)),
         )
     table = _table(found, list(chosen), seed)
     text = json.dumps([row.model_dump(mode="json") for row in found], indent=2) + "\n"
     export(exports, [table], lambda: text)
     show(table, beside=exports)
+
+
+def _telling(tell: Callable[[str], object], elements: int, count: int) -> Callable[[str], None]:
+    """Return what tells of each distribution that begins, and how long all from it on may take: as long as others."""
+    began, ended = time.monotonic(), itertools.count()
+
+    def begins(name: str) -> None:
+        done = next(ended)
+        left = (count - done) * (time.monotonic() - began) / done if done else 0.0
+        about = f", about {format_seconds(left)} left" if left >= 1 else ""
+        tell(f"{elements:,} numbers, {name} ({done + 1} of {count}{about})")
+
+    return begins
 
 
 def _distributions(given: Sequence[str] | None) -> dict[str, Distribution]:

@@ -93,9 +93,14 @@ def _estimate_error(name: str) -> Callable[[Entry], Value]:
     return lambda entry: change(getattr(entry.measured, name, None), getattr(entry.estimate, name, None))
 
 
+def _of_training(compute: Callable[[Entry], Value]) -> Callable[[Entry], Value]:
+    """Return a function that computes a value of a training step, and None of a generation."""
+    return lambda entry: None if entry.record.case.generate else compute(entry)
+
+
 MODEL = setting("model", "Model")
 BATCH: Column[Entry] = Column("batch_size", "Batch", "count", lambda entry: entry.rows)
-SCHEME = setting("scheme", "Scheme")
+SCHEME = replace(setting("scheme", "Scheme"), compute=_of_training(lambda entry: entry.record.case.scheme))
 METER = setting("meter", "Meter", detail=1)
 LABEL: Column[Entry] = Column("label", "Label", "text", lambda entry: entry.record.label, detail=2)
 MACHINE: Column[Entry] = Column("machine", "Machine", "text", lambda entry: entry.record.machine.name)
@@ -120,7 +125,7 @@ SETTINGS: tuple[Column[Entry], ...] = (
     setting("attention", "Attention"),
     Column("dtype", "Type", "text", lambda entry: entry.own("dtype")),
     Column("autocast", "Autocast", "text", computed.autocast),
-    Column("optimizer", "Optimizer", "text", lambda entry: entry.own("optimizer")),
+    Column("optimizer", "Optimizer", "text", _of_training(lambda entry: entry.own("optimizer"))),
     setting("weights", "Weights"),
     setting("device_profile", "Device profile"),
     setting("torch_era", "Torch, simulated"),
@@ -168,14 +173,19 @@ RESULTS: tuple[Column[Entry], ...] = (
     _peak_if("at_most", "at most {}"),
     _peak_if("approximate", "~{}"),
     Column("over_limit_bytes", "Over limit", "bytes", lambda entry: over_limit_bytes(entry.record), "lower"),
-    Column("peak_saving", "Saved", "share", computed.peak_saving, "higher"),
+    Column("peak_saving", "Saved", "share", _of_training(computed.peak_saving), "higher"),
     *VS_PREVIOUS,
     Column("peak_phase", "Peak in", "text", _measured("peak_phase"), detail=2),
     Column("published_peak_saving", "Saved, published", "share", _published("peak_saving")),
     Column("published_peak_bytes", "Peak, published", "bytes", _published("peak_bytes")),
-    Column("activation_bytes", "Activations", "bytes", _measured("activation_bytes"), "lower", detail=1),
+    Column("activation_bytes", "Activations", "bytes", _of_training(_measured("activation_bytes")), "lower", detail=1),
     Column(
-        "activation_ratio", "Smaller by", "reduction", _against_exact("activation_bytes", quotient), "higher", detail=1
+        "activation_ratio",
+        "Smaller by",
+        "reduction",
+        _of_training(_against_exact("activation_bytes", quotient)),
+        "higher",
+        detail=1,
     ),
     Column(
         "published_activation_ratio", "Smaller by, published", "reduction", _published("activation_ratio"), detail=1
@@ -187,6 +197,22 @@ RESULTS: tuple[Column[Entry], ...] = (
     Column("prefill_peak_bytes", "Peak, prefill", "bytes", _of("generated", "prefill_bytes"), "lower", detail=1),
     Column(
         "generation_peak_bytes", "Peak, generation", "bytes", _of("generated", "generation_bytes"), "lower", detail=1
+    ),
+    Column(
+        "estimated_prefill_seconds",
+        "Prefill, est.",
+        "seconds",
+        _of("generated", "prefill_seconds"),
+        "lower",
+        short="prefill-time",
+    ),
+    Column(
+        "estimated_token_seconds",
+        "Token, est.",
+        "seconds",
+        _of("generated", "token_seconds"),
+        "lower",
+        short="token-time",
     ),
     *map(_peak_of, ("forward", "backward", "optimizer")),
     _at_peak("weights_bytes", "Weights"),

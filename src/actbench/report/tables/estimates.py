@@ -12,8 +12,9 @@ def about_estimates(records: Sequence[MeasuredRecord]) -> Iterator[str]:
     """Yield notes: what ``est.`` means, which operators are counted roughly, and why a time is missing."""
     found = [(record.case, record.outcome) for record in records if isinstance(record.outcome, Measurement)]
     timed = [(case, measured.estimated) for case, measured in found if measured.estimated]
-    if timed:
-        devices = dict.fromkeys(case.device_profile or "" for case, _ in timed)
+    written = [case for case, measured in found if measured.generated and measured.generated.token_seconds]
+    if timed or written:
+        devices = dict.fromkeys(case.device_profile or "" for case in (*(case for case, _ in timed), *written))
         yield f"est.: a time by the cost model for {', '.join(devices)}, not measured; see docs/time.md."
     yield from about_unknown(time for _, time in timed)
     for device, name in dict.fromkeys((case.device_profile, name) for case, time in timed for name in time.replaced):

@@ -150,7 +150,7 @@ def _warnings(records: Sequence[MeasuredRecord]) -> Iterable[str]:
         yield f"Warning: {text}" if count == len(records) else f"Warning in {count} of {len(records)} rows: {text}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Table(Displayed):
     """Rows of raw values in base units; ``columns`` has no column without any value.
 
@@ -179,6 +179,10 @@ class Table(Displayed):
         """The values of each row by column key."""
         found: list[dict[str, Value]] = self.frame.to_dict("records")
         return found
+
+    def __repr__(self) -> str:
+        """Return the heading, and how large the table is."""
+        return f"<Table {self.title!r}: {len(self.frame)} rows, {len(self.columns)} columns>"
 
 
 def fill(

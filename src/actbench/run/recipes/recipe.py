@@ -194,7 +194,9 @@ class Recipe(BaseRecipe):
         """
         models = workload.get("model") or ()
         name = (models if isinstance(models, str) else "+".join(models)) or "unnamed"
-        base = {"title": f"What does each scheme save on {name}?", "name": name, "workload": [{}]}
+        writes = workload.get("generate") is not None
+        title = f"What does {name} need to write?" if writes else f"What does each scheme save on {name}?"
+        base = {"title": title, "name": name, "workload": [{}]}
         merged = _with_flags(base, workload, measure or {}, schemes, cumulative=cumulative, exact=exact)
         return Recipe.validated(merged, "command line", flag)
 

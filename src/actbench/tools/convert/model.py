@@ -32,7 +32,7 @@ _MARK = "actbench_conversion"
 _EXAMPLE = "example"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Conversion(Displayed):
     """The mark that :func:`convert` leaves on a model: what it changed.
 
@@ -48,6 +48,10 @@ class Conversion(Displayed):
     sites: tuple[Site, ...]
     unreached: tuple[Unreached, ...]
     _changes: Changes = field(repr=False, compare=False)
+
+    def __repr__(self) -> str:
+        """Return the scheme, and how much it changed."""
+        return f"<Conversion {self.scheme}: {len(self.sites)} sites, {len(self.unreached)} unreached>"
 
     def undo(self) -> nn.Module:
         """Undo everything that :func:`convert` did to the model, in place; a second call does nothing.

@@ -22,6 +22,7 @@ from actbench.cli.printing import (
     remark,
     show,
 )
+from actbench.model.declared import check_scheme
 from actbench.tools.fit.asking import QuestionFlags
 from actbench.tools.fit.budgets import BUDGET_SECONDS, LONG_BUDGET_SECONDS
 from actbench.tools.fit.stepflags import FitFlags
@@ -152,7 +153,8 @@ def fit(
     """
     elsewhere = nodes.chosen
     questions.check(flags.device_profile)
-    checked_schemes([base], "--base")
+    with schemes_from("--base"):
+        check_scheme(base)
     checked_schemes(among or [], "--scheme")
     case = flags.case(model, elsewhere=elsewhere is not None)
     seconds = budget or (LONG_BUDGET_SECONDS if case.script is not None or questions.asks else BUDGET_SECONDS)

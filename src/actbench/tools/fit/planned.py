@@ -28,11 +28,11 @@ from actbench.tools.fit.fitting import Means
 from actbench.tools.fit.records import Asked, Training, Tried
 from actbench.tools.fit.shortlist import Fitted
 from actbench.tools.fit.tables import FIT_TITLE, tables_of
-from actbench.units import parse_bytes
+from actbench.units import format_bytes, parse_bytes
 from actbench.validation import explain
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PlannedStep:
     """A plan that was simulated whole, compared with the exact step.
 
@@ -82,8 +82,12 @@ class PlannedStep:
         """
         return model if self.spec == "exact" else convert(model, self.spec)
 
+    def __repr__(self) -> str:
+        """Return the schemes, with what a step needs and how long it takes."""
+        return f"<PlannedStep {self.spec}: {format_bytes(self.need_bytes)}, {self.slowdown:.2f}x the exact step's time>"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class FitResult(Displayed):
     """What a fit found.
 
@@ -111,6 +115,11 @@ class FitResult(Displayed):
     def fits(self) -> bool:
         """Whether some plan fits and is fast enough."""
         return bool(self.plans)
+
+    def __repr__(self) -> str:
+        """Return the fastest plan; where nothing fits, what needs least."""
+        found = f"{len(self.plans)} plans, the fastest {self.plans[0]}" if self.plans else f"nothing fits, {self.least}"
+        return f"<FitResult for {format_bytes(self.limit_bytes)}: {found}>"
 
     def drawn(self) -> list[Table]:
         """Return what a notebook shows: the table of plans."""

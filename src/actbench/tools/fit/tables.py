@@ -48,6 +48,7 @@ _COLUMNS: tuple[Column[Tried], ...] = (
     Column("need_bytes", "Need", "bytes", lambda tried: tried.need_bytes, "lower"),
     Column("slowdown", "Time (est.)", "ratio", lambda tried: tried.slowdown, "lower"),
     Column("gradient", "Gradient", "text", lambda tried: tried.training.gradient),
+    Column("gradient_error", "Gradient error", "number", lambda tried: tried.record.gradient_error, "lower"),
     Column("differs", "Also changes", "text", _differs),
     Column("joined", "Peak from", "text", lambda tried: "joined" if tried.record.joined else None, detail=1),
     Column("estimated_step_seconds", "Step (est.)", "seconds", lambda tried: tried.seconds, "lower", detail=1),

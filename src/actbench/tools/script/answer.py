@@ -8,14 +8,16 @@ from typing import Final
 
 from actbench.model.measured import Advised, MeasuredRecord, Measurement
 from actbench.model.records import Case
-from actbench.report.advice import needed_bytes
 from actbench.report.sentences import rows_of
-from actbench.tools.script.suggestions import free_remedies, suggestions
+from actbench.tools.script.suggestions import free_remedies, run_bytes, suggestions
 from actbench.tools.script.verdict import verdict
 from actbench.units import format_bytes, format_seconds
 
 WORTH_SECONDS: Final = 20.0
-"""Time that each part of the answer may be expected to take; others are left to a command of their own."""
+"""Time that each simulation for the answer may take; others are left to a command of their own."""
+
+SEARCH_SECONDS: Final = 2 * WORTH_SECONDS
+"""Time that a search for the largest batch may take."""
 
 Command = Callable[..., str]
 """Returns the command that was typed, with more options before the script."""
@@ -26,9 +28,16 @@ def answer(record: MeasuredRecord, command: Command) -> list[str]:
     measured = record.outcome
     if not isinstance(measured, Measurement):
         return []
-    free = [f"Free of cost: {each}." for each in free_remedies(measured)[:1]]
     remedy = _remedy(record.case, measured, command)
-    return [verdict(record)[0], *free, *remedy, *_largest(record, measured, command)]
+    return [*judged(record), *remedy, *_largest(record, measured, command)]
+
+
+def judged(record: MeasuredRecord) -> list[str]:
+    """Return whether a script fits, with what helps most of what costs nothing."""
+    measured = record.outcome
+    if not isinstance(measured, Measurement):
+        return []
+    return [verdict(record)[0], *(f"Free of cost: {each}." for each in free_remedies(measured)[:1])]
 
 
 def _remedy(case: Case, measured: Measurement, command: Command) -> Iterator[str]:
@@ -36,19 +45,21 @@ def _remedy(case: Case, measured: Measurement, command: Command) -> Iterator[str
     if not found:
         return
     if known.scheme is None or known.needed_bytes is None:
-        why = f" (a simulation takes more than {format_seconds(WORTH_SECONDS)})" if known.is_slow else ""
+        limit = format_seconds(known.limit_seconds or WORTH_SECONDS)
+        why = f" (a simulation takes more than {limit})" if known.is_slow else ""
         scheme = found[0].scheme
         yield f"{scheme} may help, {found[0].reason}; to see what it saves{why}: {command('--scheme', scheme)}"
         return
     from actbench.tools.fit.paste import lines_for  # of what is stored, nothing is asked of torch
 
-    saved = 1 - known.needed_bytes / needed_bytes(measured)
+    saved = 1 - known.needed_bytes / run_bytes(measured)
     lacks = f", {format_bytes(known.over_limit_bytes)} more than there is," if known.over_limit_bytes else ""
     time = ""
     if known.step_seconds and measured.estimated:
         time = f" and takes {known.step_seconds / measured.estimated.step_seconds:.2f} times as long (est.)"
     code = "; ".join(["import actbench", *lines_for(known.scheme, measured.optimizer)])
-    needs = f"With {known.scheme} it needs {format_bytes(known.needed_bytes)}{lacks}"
+    whole = ", in the largest part of its run," if measured.events else ""
+    needs = f"With {known.scheme} it needs{whole} {format_bytes(known.needed_bytes)}{lacks}"
     yield f"{needs} ({100 * saved:.0f} % less){time}: {code}"
     if lacks:
         yield from planning(case, measured)
@@ -61,11 +72,19 @@ def _largest(record: MeasuredRecord, measured: Measurement, command: Command) ->
     rows = rows_of(case, measured)
     if largest is not None:
         own = "" if rows is None else f" (it has {rows})"
-        yield f"The largest batch that fits is {largest}{own}." if largest else "Not even a batch of one row fits."
+        what = "whose steps fit" if measured.events else "that fits"
+        yield f"The largest batch {what} is {largest}{own}." if largest else "Not even a batch of one row fits."
         return
     has_loader = measured.built is not None and measured.built.batch_size is not None
-    if case.script is not None and not case.script.whole and case.meter != "cuda" and has_loader:
-        yield f"To find the largest batch that fits, by more simulations: {command('--max-batch')}"
+    if case.script is None or case.meter == "cuda" or not has_loader:
+        return
+    is_slow = known is not None and known.is_search_slow
+    slow = f"a search of {format_seconds(SEARCH_SECONDS)} did not end"
+    if not case.script.whole:
+        why = f" ({slow})" if is_slow else ""
+        yield f"To find the largest batch that fits, by more simulations{why}: {command('--max-batch')}"
+    elif is_slow:
+        yield f"The largest batch whose steps fit is not known: {slow}; --max-batch in place of --whole finds it."
 
 
 def planning(case: Case, measured: Measurement) -> Iterator[str]:

@@ -39,6 +39,10 @@ _ONLY_PASSES = (
 )
 
 
+_TELL_SECONDS = 9.0
+"""Time between two words on a long step: before progress repeats the last one."""
+
+
 class ScriptError(MeasurementError):
     """A script that failed in its process; ``failure`` is the record of it."""
 
@@ -60,6 +64,7 @@ class Session:
         seconds: How long the script took, once it ran.
         tried: Told of each trial of a search for the largest batch.
         said: Told of each step.
+        chosen: The share of elements that are taken to be chosen where only a real run knows which.
     """
 
     reads_blocks: ClassVar[bool] = False
@@ -71,7 +76,7 @@ class Session:
         self._wants_timeline = timeline
         self._profile = profiles.get(case.device_profile or profiles.DEFAULT)
         self._scheme = schemes.build(case.scheme)
-        self.seconds = 0.0
+        self.seconds, self.chosen = 0.0, 1.0
         self.tried: Callable[[int, bool], object] = lambda batch_size, fits: None
         self.said: Callable[[str], object] = lambda text: None
 
@@ -116,6 +121,8 @@ class Session:
         run, is_whole = self._opened(script, stepped, ended), False
         try:
             with run:
+                if stepped == self._say and isinstance(run, Simulation):
+                    self._tell_passes(run)
                 with suppress(Ended):
                     launching.run(script, lambda error: finish(failure_of(error)))
                     is_whole = True
@@ -167,7 +174,26 @@ class Session:
         if self.case.meter == "cpu":
             return RealRun(**options)
         options |= {"raise_oom": script.raise_oom, "processes": script.processes, "reads_blocks": self.reads_blocks}
+        options["chosen"] = self.chosen
         return Simulation(self._profile, **options)
+
+    def _tell_passes(self, run: Simulation) -> None:
+        """Tell now and then how many passes of models a long step has had, such as one of GRPO with its completions."""
+        ran, told, passes, of_step = run.lines.ran, time.monotonic(), 0, 1
+
+        def passed() -> None:
+            nonlocal told, passes, of_step
+            ran()
+            step = len(run.steps.done) + 1
+            now = time.monotonic()
+            if step != of_step:
+                told, passes, of_step = now, 0, step
+            passes += 1
+            if now - told >= _TELL_SECONDS:
+                told = now
+                self.said(f"step {step}: {passes:,} passes of models so far")
+
+        run.lines.ran = passed
 
     def _say(self, number: int, step: Step) -> None:
         self.said(f"step {number}: peak {format_bytes(step.peak_bytes)}")

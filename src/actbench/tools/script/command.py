@@ -267,7 +267,7 @@ def _show(
     from actbench.report.render.formats import json_lines
     from actbench.report.render.screen import NOTE_LINES, in_lines
     from actbench.report.tables import report_tables
-    from actbench.tools.script.answer import answer
+    from actbench.tools.script.answer import answer, judged
     from actbench.tools.script.bar import peak_bar
     from actbench.tools.script.tables import script_tables
     from actbench.tools.script.verdict import about_card, about_values, shown_name, verdict
@@ -310,7 +310,7 @@ def _show(
     if curve.timeline:
         show_timelines(records, exports)
     export_timelines(records, curve)
-    _say(verdict(unchanged)[:1] if compares else answer(unchanged, command), exports)
+    _say(judged(unchanged) if compares else answer(unchanged, command), exports)
 
 
 def _with_options(script: Script, *options: str) -> str:

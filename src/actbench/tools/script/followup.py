@@ -11,11 +11,10 @@ from typing import Final
 from actbench.errors import MeasurementError
 from actbench.model.measured import Advised, Measurement
 from actbench.model.records import Failure
-from actbench.report.advice import needed_bytes
 from actbench.tools.script import bench
-from actbench.tools.script.answer import WORTH_SECONDS
+from actbench.tools.script.answer import SEARCH_SECONDS, WORTH_SECONDS
 from actbench.tools.script.bench import failure_of as failure_of  # a bench has it
-from actbench.tools.script.suggestions import suggestions
+from actbench.tools.script.suggestions import run_bytes, suggestions
 from actbench.tools.script.trials import Finish, forked, largest_batch
 
 __all__ = ["Session", "failure_of"]
@@ -26,6 +25,15 @@ _SEARCHES: Final = 3
 _TRIES: Final = 2
 """Schemes that are tried where the first one cannot be simulated."""
 
+_WHOLE_SECONDS: Final = 60.0
+"""Time of a whole run up to which it is run again, each time in at most twice that: --timeout is for all together."""
+
+_CHOSEN: Final = 0.5
+"""The share of what only a real run knows that is expected."""
+
+_STEPS: Final = 3
+"""Steps of a trial of a whole run, the second of which has the largest batch."""
+
 
 class Session(bench.Session):
     """A script whose measurement also has ``advised``, as far as that is known in a short time."""
@@ -33,51 +41,80 @@ class Session(bench.Session):
     def memory(self) -> Measurement:
         """Run the script, and run it again with the best remedy and with other batches, each in its own process."""
         found = super().memory()
-        if self.case.meter != "simulated" or self.case.scheme != "exact" or self.script.whole:
+        if self.case.meter != "simulated" or self.case.scheme != "exact":
             return found
-        advised = Advised(is_slow=self.seconds > WORTH_SECONDS)
+        own = min(self.seconds, _WHOLE_SECONDS) if self.script.whole else 0.0
+        limit = max(WORTH_SECONDS, 2 * own)
+        advised = Advised(
+            is_slow=self.seconds > (_WHOLE_SECONDS if self.script.whole else WORTH_SECONDS), limit_seconds=limit
+        )
         if not advised.is_slow:
-            advised = self._remedied(found, advised)
-        if _SEARCHES * self.seconds <= WORTH_SECONDS and not self.case.find_largest_batch:
-            advised = advised.model_copy(update={"largest_batch": self._largest_batch(found)})
+            found = self._expected(found, limit)
+            advised = self._remedied(found, advised, limit)
+        is_short = self.script.whole or _SEARCHES * self.seconds <= WORTH_SECONDS
+        if is_short and not self.case.find_largest_batch:
+            advised = self._searched(found, advised)
         return found.model_copy(update={"advised": advised})
 
-    def _remedied(self, found: Measurement, advised: Advised) -> Advised:
+    def _expected(self, found: Measurement, limit: float) -> Measurement:
+        """Return a measurement that is an upper bound with what is expected, where that can be simulated."""
+        if not found.at_most:
+            return found
+        self.said("as is expected")
+        other = bench.Session(self.case, timeline=False)
+        other.chosen = _CHOSEN
+        simulated = forked(_silent(other.run_as_it_is), limit)
+        if isinstance(simulated, Failure) or run_bytes(simulated) > run_bytes(found):
+            return found
+        return found.model_copy(update={"expected_bytes": run_bytes(simulated)})
+
+    def _remedied(self, found: Measurement, advised: Advised, limit: float) -> Advised:
         """Return the advice with the numbers of the first scheme worth trying that can be simulated."""
         for each in suggestions(found)[:_TRIES]:
             self.said(f"with {each.scheme}")
             other = bench.Session(self.case.model_copy(update={"scheme": each.scheme}), timeline=False)
-            simulated = forked(_silent(other.run_as_it_is))
-            if isinstance(simulated, Failure) or needed_bytes(simulated) >= needed_bytes(found):
+            simulated = forked(_silent(other.run_as_it_is), limit)
+            if isinstance(simulated, Failure):
+                if simulated.reason == "timeout":
+                    return advised.model_copy(update={"is_slow": True})
                 continue
+            if run_bytes(simulated) >= run_bytes(found):
+                continue
+            worst = simulated.worst
             return advised.model_copy(
                 update={
                     "scheme": each.scheme,
-                    "needed_bytes": needed_bytes(simulated),
-                    "over_limit_bytes": simulated.over_limit_bytes,
+                    "needed_bytes": run_bytes(simulated),
+                    "over_limit_bytes": simulated.over_limit_bytes if worst is None else worst.over_limit_bytes,
                     "step_seconds": simulated.estimated.step_seconds if simulated.estimated else None,
                 }
             )
         return advised
 
-    def _largest_batch(self, found: Measurement) -> int | None:
-        """Return the largest batch that fits; None where the script has no loader of batches, or in too long a time."""
-        began = time.monotonic()
+    def _searched(self, found: Measurement, advised: Advised) -> Advised:
+        """Return the advice with the largest batch that fits, where the script has a loader of batches, and in time."""
+        until = time.monotonic() + SEARCH_SECONDS
         limit, has_loader = found.memory_limit_bytes, found.built is not None and found.built.batch_size is not None
         if limit is None or not has_loader:
-            return None
-
-        def told(batch: int, fits: bool) -> None:
-            self.tried(batch, fits)
-            if time.monotonic() > began + 2 * WORTH_SECONDS:
-                raise MeasurementError("the search takes long")
-
+            return advised
         try:
-            return largest_batch(
-                lambda batch, finish: _silent(partial(self._trial, batch))(finish), found, limit, told
-            ).batch_size
+            largest = largest_batch(
+                lambda batch, finish: _silent(partial(self._trial, batch))(finish),
+                found,
+                limit,
+                self.tried,
+                lambda: max(0.0, until - time.monotonic()),
+            )
         except MeasurementError:  # as where the data has no batch of that size
-            return None
+            return advised.model_copy(update={"is_search_slow": time.monotonic() >= until})
+        return advised.model_copy(update={"largest_batch": largest.batch_size})
+
+    def _trial(self, rows: int, finish: Finish) -> Measurement:
+        if not self.script.whole:
+            return super()._trial(rows, finish)
+        return self._run(
+            self.script.model_copy(update={"batch_size": rows, "steps": _STEPS}), lambda number, step: None, finish
+        )
 
 
 def _silent(run: Callable[[Finish], Measurement]) -> Callable[[Finish], Measurement]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from functools import partial
 from typing import Any
 
@@ -70,6 +70,7 @@ class CardMemory:
         self._held: dict[int, int] = {}
         self._waiting: dict[int, int] = {}
         self.reserved_at: list[tuple[int, int]] = []
+        self._emptied_at: list[int] = []
         self._played = self._live_bytes = self._peak_bytes = self._most_reserved_bytes = 0
 
     def _empty(self) -> Pools:
@@ -133,6 +134,21 @@ class CardMemory:
         """Give back to the card what is reserved and wholly free."""
         self._play()
         self._pools.give_back()
+        self._emptied_at.append(self._played)
+
+    def reserved_with(self, emptied: Iterable[int]) -> list[tuple[int, int]]:
+        """Return what :attr:`reserved_at` has, had the script also emptied the cache at other moments, by events."""
+        pools, events, begun = self._empty(), self._tracker.events, 0
+        found: list[tuple[int, int]] = []
+        for moment in sorted({*self._emptied_at, *emptied, len(events)}):
+            for place, event in enumerate(events[begun:moment], begun + 1):
+                pools.play((event,))
+                if not found or found[-1][1] != pools.reserved_bytes:
+                    found.append((place, pools.reserved_bytes))
+            pools.give_back()
+            found.append((moment, pools.reserved_bytes))
+            begun = moment
+        return found
 
     def restart(self, state: Set[int]) -> Callable[[], None]:
         """Hold what is alive now, as if nothing else had ever been allocated.

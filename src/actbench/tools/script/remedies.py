@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from actbench.measuring.meters.peak import Event, alive, born
 from actbench.measuring.meters.stepevents import Origin
-from actbench.model.measured import Remedy, RemedyName
+from actbench.model.measured import Remedy, RemedyName, RunEvent
 from actbench.tools.script.counting import Step
 
 _WORTH = 0.01
@@ -38,8 +38,8 @@ def of_step(
         events: All events, later ones too.
         origins: Who made each storage.
         accumulated: Storages to which a backward pass added, with the moment.
-        used: The moment at which an operator read or wrote a storage for the last time; None if that is not known of
-            all operators, as where compiled code ran.
+        used: How many events there were when the last operator that read or wrote a storage had run, with its results;
+            None if that is not known of all operators, as where compiled code ran.
         others: Names of weights, optimizer state and caches, and of what collectives use: they are left as they are.
     """
     at_peak = alive(events[: step.peak_at]).keys()
@@ -64,7 +64,7 @@ def of_step(
         # what a backward pass frees belongs to it, and what is never freed may wait for a later step
         is_let_go = name in ends if name in before else end >= step.updating
         if idle < begun and is_let_go and (line := _line(origins, name)):
-            held.setdefault(("del", line), {})[name] = idle, end
+            held.setdefault(("del", line), {})[name] = idle + 1, end  # at ``idle`` that operator's results are new
     return tuple(_saving(step, events, held))
 
 
@@ -97,6 +97,25 @@ def _saving(
         if peak - now >= max(1, _WORTH * whole):  # 1 for a script that does not use the card
             yield Remedy(kind=kind, line=line, saved_bytes=peak - now)
             peak = now
+
+
+def of_cache(
+    whole: Sequence[RunEvent], emptied: Callable[[], Sequence[RunEvent]], evaluations: Sequence[str]
+) -> tuple[Remedy, ...]:
+    """Return what emptying the allocator's cache before and after evaluations saves of a whole run.
+
+    Args:
+        whole: What each part of the run needs.
+        emptied: Returns the same of a run that empties its cache there.
+        evaluations: The lines that begin evaluations.
+    """
+    if not evaluations or not whole:
+        return ()
+    needed = max(each.needed_bytes for each in whole)
+    saved = needed - max(each.needed_bytes for each in emptied())
+    if saved < max(1, _WORTH * needed):
+        return ()
+    return (Remedy(kind="empty_cache", line=" and ".join(evaluations), saved_bytes=saved),)
 
 
 def of_allocator(reserved_bytes: int, peak_bytes: int, expandable: Callable[[], int]) -> tuple[Remedy, ...]:

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from actbench.device.patches import attribute
 from actbench.leftovers import temporary_folder
 from actbench.tools.script.arrivals import Change, changed, rebound
@@ -84,6 +86,9 @@ def changes(saved: SavedModels, contents: Contents, note: Note) -> dict[str, Cha
     return {
         "transformers.modeling_utils": _method("PreTrainedModel", "save_pretrained", _keeping(saved.keep)),
         "transformers.trainer": _of_trainer(saved, contents, note),
+        "accelerate.accelerator": _of_accelerator(saved, note),
+        **{f"{name}.plugins.io.torch_io": _of_lightning(saved, note) for name in _FABRIC},
+        **{f"{name}.trainer.trainer": _method("Trainer", "save_checkpoint", _unsharded(note)) for name in _LIGHTNING},
         "transformers.trainer_utils": lambda module: rebound(module, "get_last_checkpoint", _looking(saved)),
         "transformers.utils.hub": lambda module: rebound(module, "cached_files", _finding(saved)),
         "peft.peft_model": _method("PeftModel", "save_pretrained", _keeping(saved.keep_adapters)),
@@ -117,6 +122,88 @@ def _of_trainer(saved: SavedModels, contents: Contents, note: Note) -> Change:
             stack.enter_context(changed(module.Trainer, "save_model", _keeping_trained(saved, contents)))
             stack.enter_context(changed(module.Trainer, "_save_checkpoint", checkpointing))
             stack.enter_context(changed(module.Trainer, "train", training))
+            return stack.pop_all()
+
+    return change
+
+
+_LIGHTNING, _FABRIC = ("lightning.pytorch", "pytorch_lightning"), ("lightning.fabric", "lightning_fabric")
+
+_SHARDING = ("FSDPStrategy", "DeepSpeedStrategy", "ModelParallelStrategy")
+"""Strategies of Lightning whose checkpoints hold shards, by ways of writing of their own."""
+
+
+def _unsharded(note: Note) -> Callable[[Any], Any]:
+    """Return the change of Lightning's ``save_checkpoint``: none of shards is written."""
+
+    def change(own: Callable[..., None]) -> Callable[..., None]:
+        def save_checkpoint(trainer: Any, *args: Any, **options: Any) -> None:
+            if type(trainer.strategy).__name__ in _SHARDING:
+                note("Trainer.save_checkpoint writes nothing: tensors of a simulated run have no values.")
+            else:
+                own(trainer, *args, **options)
+
+        return save_checkpoint
+
+    return change
+
+
+def _of_accelerator(saved: SavedModels, note: Note) -> Change:
+    """Let accelerate write its state into a folder of ours, and load it from there; what is sharded is not written."""
+
+    def saving(own: Callable[..., Any]) -> Callable[..., Any]:
+        def save_state(self: Any, output_dir: Any = None, *args: Any, **options: Any) -> Any:
+            note("Accelerator.save_state writes nothing: tensors of a simulated run have no values.")
+            kind = getattr(self.distributed_type, "name", "")
+            if output_dir is None or kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+                return output_dir
+            own(self, str(saved.place(output_dir)), *args, **options)
+            return output_dir
+
+        return save_state
+
+    def loading(own: Callable[..., Any]) -> Callable[..., Any]:
+        def load_state(self: Any, input_dir: Any = None, *args: Any, **options: Any) -> Any:
+            place = saved.found(input_dir)
+            return own(self, input_dir if place is None else str(place), *args, **options)
+
+        return load_state
+
+    def change(module: ModuleType) -> AbstractContextManager[object]:
+        with ExitStack() as stack:
+            stack.enter_context(changed(module.Accelerator, "save_state", saving))
+            stack.enter_context(changed(module.Accelerator, "load_state", loading))
+            return stack.pop_all()
+
+    return change
+
+
+def _of_lightning(saved: SavedModels, note: Note) -> Change:
+    """Let Lightning write checkpoints into a folder of ours, and find them again."""
+
+    def file_of(path: Any) -> Path | None:
+        folder = saved.found(os.path.dirname(os.path.abspath(path)))
+        file = None if folder is None else folder / os.path.basename(path)
+        return file if file is not None and file.exists() else None
+
+    def saving(own: Callable[..., Any]) -> Callable[..., Any]:
+        def save_checkpoint(self: Any, checkpoint: Any, path: Any, *args: Any, **options: Any) -> None:
+            note("Trainer.save_checkpoint writes nothing: tensors of a simulated run have no values.")
+            torch.save(checkpoint, saved.place(os.path.dirname(os.path.abspath(path))) / os.path.basename(path))
+
+        return save_checkpoint
+
+    def loading(own: Callable[..., Any]) -> Callable[..., Any]:
+        def load_checkpoint(self: Any, path: Any, *args: Any, **options: Any) -> Any:
+            file = file_of(path)
+            return own(self, path, *args, **options) if file is None else torch.load(file, map_location="cpu")
+
+        return load_checkpoint
+
+    def change(module: ModuleType) -> AbstractContextManager[object]:
+        with ExitStack() as stack:
+            stack.enter_context(changed(module.TorchCheckpointIO, "save_checkpoint", saving))
+            stack.enter_context(changed(module.TorchCheckpointIO, "load_checkpoint", loading))
             return stack.pop_all()
 
     return change

@@ -108,15 +108,20 @@ METHODS: dict[str, tuple[tuple[str, str], ...]] = {
     "diffusers.models.modeling_utils": (("ModelMixin", "save_pretrained"),),
     "diffusers.pipelines.pipeline_utils": (("DiffusionPipeline", "save_pretrained"),),
     "diffusers.training_utils": (("EMAModel", "save_pretrained"),),
-    "accelerate.accelerator": (("Accelerator", "save_state"), ("Accelerator", "save_model")),
-    "lightning.pytorch.trainer.trainer": (("Trainer", "save_checkpoint"),),
-    "pytorch_lightning.trainer.trainer": (("Trainer", "save_checkpoint"),),
+    "accelerate.accelerator": (("Accelerator", "save_model"),),
+    "lightning.pytorch.trainer.trainer": (),
+    "pytorch_lightning.trainer.trainer": (),
     "lightning.fabric.fabric": (("Fabric", "save"),),
     "sentence_transformers.SentenceTransformer": (("SentenceTransformer", "save_pretrained"),),
 }
 """Methods that write a model or a checkpoint, and may remove older ones."""
 
-CHECKPOINTS: dict[str, tuple[tuple[str, str], ...]] = {"transformers.trainer": (("Trainer", "_save_checkpoint"),)}
+CHECKPOINTS: dict[str, tuple[tuple[str, str], ...]] = {
+    "transformers.trainer": (("Trainer", "_save_checkpoint"),),
+    "accelerate.accelerator": (("Accelerator", "save_state"),),
+    "lightning.pytorch.trainer.trainer": (("Trainer", "save_checkpoint"),),
+    "pytorch_lightning.trainer.trainer": (("Trainer", "save_checkpoint"),),
+}
 """Methods that write a checkpoint into a folder of ours, in which :mod:`actbench.tools.script.savedmodels` finds it."""
 
 _UPLOADS = (

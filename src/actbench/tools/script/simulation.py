@@ -19,7 +19,7 @@ from actbench.device.patches import interrupts_wait
 from actbench.display import Displayed
 from actbench.errors import MeasurementError
 from actbench.measuring.meters.stepevents import Origin
-from actbench.model.measured import Measurement, Remedy
+from actbench.model.measured import Measurement, Remedy, RunEvent
 from actbench.model.timeline import Timeline
 from actbench.ops.simulation import repeated_by
 from actbench.report.render import markdown
@@ -96,6 +96,7 @@ class Simulation(Displayed):
         script: The user's file, if it is somewhere else.
         reads_blocks: Whether the measurement tells what each block of the model holds and takes.
         whole: Whether the script runs to its end, and all parts of its run are measured.
+        chosen: The share of elements that are taken to be chosen where only a real run knows which.
         warns: Whether a step that does not fit is a warning when the block has ended.
         stepped: Told of each step that ended, and of its number.
         ended: Told of the measurement of a script that goes on when its run has ended.
@@ -116,6 +117,7 @@ class Simulation(Displayed):
         script: Path | None = None,
         reads_blocks: bool = False,
         whole: bool = False,
+        chosen: float = 1.0,
         warns: bool = False,
         stepped: Callable[[int, Step], object] = lambda number, step: None,
         ended: Callable[[Measurement], object] = lambda found: None,
@@ -154,7 +156,8 @@ class Simulation(Displayed):
         self.lines.fed, self.steps.passing = self._batches.fed, self.lines.begin_pass
         self._whole = Whole(self.steps, self.lines.line, is_cut=True, note=self.note) if whole else None
         self._works = Works()
-        self._mode = ScriptMode(self.bounds.at_most, self.bounds.share, self._works.synchronize)
+        waited = self._works.synchronize
+        self._mode = ScriptMode(self.bounds.at_most, self.bounds.share, waited, chosen)
         self._modes = self._mode, LargeAreFake(HOST_INTEGERS_BYTES, HostDraws(self.note).draw)
         self._has_state = self._applied is not None and self._applied.keeps_state
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
@@ -164,6 +167,7 @@ class Simulation(Displayed):
         self._cached: set[int] = set()
         self._accumulated: list[tuple[int, int]] = []
         self._used: dict[int, int] = {}
+        self._using: set[int] = set()  # storages that the last operator has read or written
         self._measured: Measurement | None = None
         self._stack = ExitStack()
 
@@ -351,17 +355,22 @@ class Simulation(Displayed):
             found = grown(self.steps.steady(self._began))
         else:
             found = self._whole.told(grown, self._began, seen)
-        found = found.model_copy(update={"free_remedies": self._remedies(step, held, found.reserved_bytes)})
+        found = found.model_copy(
+            update={"free_remedies": self._remedies(step, held, found.reserved_bytes, found.events)}
+        )
         marks = {"at_most": tuple(self.bounds.most), "approximate": (*self.bounds.shares, *self._unmodelled.reasons())}
         if self._applied is None:
             found = found.model_copy(update={"script_peak_bytes": most_bytes})
         found = found.model_copy(update={**marks, "mesh": sharing.mesh(self.processes, held.tensor_parallel)})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 
-    def _remedies(self, step: Step, held: reading.Held, reserved_bytes: int | None) -> tuple[Remedy, ...]:
+    def _remedies(
+        self, step: Step, held: reading.Held, reserved_bytes: int | None, parts: Sequence[RunEvent]
+    ) -> tuple[Remedy, ...]:
         if not self.steps.trains:
             return ()
         events, shared = self.tracker.events, self.tracker.communicated
+        self._used.update(dict.fromkeys(self._using, len(events)))
         others = held.weights | held.copies | held.state | self._cached | shared.buffers | shared.gathered
         found = remedies.of_step(
             step,
@@ -371,7 +380,11 @@ class Simulation(Displayed):
             accumulated=self._accumulated,
             others=others | {self.tracker.workspace},
         )
-        if reserved_bytes is None or self.memory.grows:
+        if reserved_bytes is None:
+            return found
+        if self._whole is not None:
+            found += remedies.of_cache(parts, lambda: self._emptied(parts), self._whole.evaluations())
+        if self.memory.grows:
             return found
         return found + remedies.of_allocator(
             reserved_bytes,
@@ -380,6 +393,15 @@ class Simulation(Displayed):
                 [events[: step.ended]], limit_bytes=self.memory.limit_bytes, expandable=True, streams=shared.streams
             ),
         )
+
+    def _emptied(self, parts: Sequence[RunEvent]) -> Sequence[RunEvent]:
+        """Return what parts of a whole run need if the allocator's cache is emptied before and after evaluations."""
+        assert self._whole is not None
+        spans = [(span.begun, span.ended) for span in self._whole.spans() if span.part == "evaluation"]
+        at = self.memory.reserved_with(moment for span in spans for moment in span)
+        events = self._whole.events(Bytes(self.tracker.events, at, self.memory.limit_bytes))
+        # blocks of an evaluation that was cut short are those of its first batches, in both
+        return events if len(events) == len(parts) else parts
 
     def _note_buckets(self, buckets: list[Tensor]) -> None:
         """Note what tensors in which processes average gradients are for, and who made them."""
@@ -442,7 +464,8 @@ class Simulation(Displayed):
         if func is _TO_COPY and is_on_card(result) and not is_on_card(args[0]):
             self.tracker.add([result], func)
             self.moved |= self.tracker.names([result])
-        self._used.update(dict.fromkeys(self.tracker.names(tensors_of((args, kwargs))), len(self.tracker.events)))
+        self._used.update(dict.fromkeys(self._using, len(self.tracker.events)))  # with the results of that operator
+        self._using = self.tracker.names(tensors_of((args, kwargs)))
         if func is _ADD and self.steps.phase == "backward":
             self._accumulated += ((name, len(self.tracker.events)) for name in self.tracker.names([args[0]]))
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from actbench.model.measured import Measurement, PeakParts, RemedyName
+from actbench.model.measured import Measurement, PeakParts, Remedy, RemedyName, RunEvent
 from actbench.model.timeline import Holder
 from actbench.report.advice import needed_bytes
 from actbench.units import format_bytes
@@ -36,8 +36,12 @@ class Suggestion(NamedTuple):
 def has_room(measured: Measurement) -> bool:
     """Return whether all parts of a run need so little of the memory that steps could be larger."""
     limit = measured.memory_limit_bytes
-    parts = (max(each.peak_bytes, each.reserved_bytes or 0) for each in measured.events)
-    return limit is not None and max(needed_bytes(measured), *parts, 0) < _ROOMY * limit
+    return limit is not None and run_bytes(measured) < _ROOMY * limit
+
+
+def run_bytes(measured: Measurement) -> int:
+    """Return what a step needs, or of a whole run its largest part."""
+    return max((each.needed_bytes for each in measured.events), default=needed_bytes(measured))
 
 
 _FREE: Mapping[RemedyName, str] = {
@@ -45,28 +49,54 @@ _FREE: Mapping[RemedyName, str] = {
     "set_to_none": "gradients that are filled with zeros are alive in the forward pass: zero_grad(set_to_none=True)",
     "del": "what {} makes is alive at the peak, and nothing reads it any more: del it once it is used",
     "expandable_segments": "gaps between blocks: set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    "empty_cache": "blocks that training or the evaluation at {} has cached are of no use to the other: call "
+    "torch.cuda.empty_cache() before and after it",
 }
 
 
 def free_remedies(measured: Measurement) -> list[str]:
     """Return what saves memory at no cost, in sentences with the bytes; nothing where there is room for good."""
-    growth, found = measured.growth, [] if has_room(measured) else measured.free_remedies
-    told = [f"{_FREE[each.kind].format(each.line)} (saves {format_bytes(each.saved_bytes)})" for each in found]
+    growth, found = measured.growth, [] if has_room(measured) else _of_worst(measured)
+    told = [*_of_evaluations(measured.events)]
+    told += [f"{_FREE[each.kind].format(each.line)} (saves {format_bytes(each.saved_bytes)})" for each in found]
     if growth is not None and growth.line:
         kept = f"keep .item() of a number and .detach().cpu() of a tensor, of what {growth.line} makes"
         return [f"{kept} (saves {format_bytes(growth.step_bytes)} a step)", *told]
     return told
 
 
+def _of_worst(measured: Measurement) -> Iterable[Remedy]:
+    """Return remedies of the step; of a whole run whose worst part is no step, those of the run alone."""
+    is_of_step = measured.worst is None or measured.worst.is_step
+    return [each for each in measured.free_remedies if is_of_step or each.kind == "empty_cache"]
+
+
+def _of_evaluations(events: Iterable[RunEvent]) -> Iterator[str]:
+    """Yield what costs nothing and lets evaluations of a whole run need less."""
+    for event in events:
+        if event.part != "evaluation" or not event.line:
+            continue
+        if event.has_graph:
+            yield f"the evaluation at {event.line} records gradients: put it under torch.no_grad()"
+        if event.over_limit_bytes and event.batch_bytes:
+            total = "" if event.batches is None else f" (saves {format_bytes(event.batches * event.batch_bytes)})"
+            yield (
+                f"each batch of the evaluation at {event.line} leaves {format_bytes(event.batch_bytes)} on the card: "
+                f"move outputs to the CPU as they come (of transformers' Trainer: eval_accumulation_steps=1){total}"
+            )
+
+
 def suggestions(measured: Measurement, most: int | None = MOST) -> list[Suggestion]:
     """Return the schemes worth trying, that which may save most of the peak first, at most so many.
 
-    There are none without the parts of the peak, where there is room, and where nothing is trained. A scheme that
-    refuses the model is left out.
-    Offloading is slow, and saves the same bytes as recomputation: it comes last.
+    There are none without the parts of the peak, where there is room, where nothing is trained, and where an evaluation
+    or a save of a whole run needs more than its steps. A scheme that refuses the model is left out. Offloading is slow,
+    and saves the same bytes as recomputation: it comes last.
     """
     parts = measured.peak_parts
     if parts is None or not measured.peak_bytes or has_room(measured) or measured.peak_phase == "generation":
+        return []
+    if measured.worst is not None and not measured.worst.is_step:  # schemes change steps alone
         return []
     made = [rule(measured, parts) for rule in _RULES]
     refused = measured.built.refused if measured.built else ()

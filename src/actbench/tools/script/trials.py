@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
+import signal
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,6 +22,7 @@ from actbench.measuring.failures import failure_of
 from actbench.measuring.search import BatchTrial
 from actbench.model.measured import LargestBatch, Measurement, Outcome
 from actbench.model.records import Failure
+from actbench.units import format_seconds
 
 _OUTCOME: TypeAdapter[Measurement | Failure] = TypeAdapter(Outcome)
 
@@ -29,8 +33,10 @@ Finish = Callable[[Measurement | Failure], NoReturn]
 """Answers and ends the process, whatever runs in it; any thread may call it."""
 
 
-def forked(run: Callable[[Finish], Measurement]) -> Measurement | Failure:
+def forked(run: Callable[[Finish], Measurement], seconds: float | None = None) -> Measurement | Failure:
     """Return what a function returns in a process of its own, or the failure of what it raises.
+
+    After ``seconds`` the process is ended, which is a failure of its time.
 
     What runs a script leaves its modules, threads and hooks behind; so the next one begins where this one began. And a
     script that catches everything, and goes on when its run has ended, can be left.
@@ -41,14 +47,29 @@ def forked(run: Callable[[Finish], Measurement]) -> Measurement | Failure:
         os.close(receiving)
         _answer(run, sending)
     os.close(sending)
-    with os.fdopen(receiving, "rb") as answers:
-        text = answers.read()
+    text = _received(receiving, None if seconds is None else time.monotonic() + seconds)
+    if text is None:
+        os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
+    if text is None:
+        return Failure(reason="timeout", message=f"it was ended after {format_seconds(seconds or 0.0)}")
     if text:
         return _OUTCOME.validate_json(text)
     code = os.waitstatus_to_exitcode(status)
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return Failure(reason="crash", message=f"the script's process {how} before any step was read")
+
+
+def _received(place: int, until: float | None) -> bytes | None:
+    """Return all that is written to a pipe; None if its other end is still open at a moment."""
+    parts: list[bytes] = []
+    with os.fdopen(place, "rb", buffering=0) as answers:
+        while until is None or select.select([answers], [], [], max(0.0, until - time.monotonic()))[0]:
+            part = answers.read(2**20)
+            if not part:
+                return b"".join(parts)
+            parts.append(part)
+    return None
 
 
 def _answer(run: Callable[[Finish], Measurement], sending: int) -> NoReturn:
@@ -75,20 +96,24 @@ def _answer(run: Callable[[Finish], Measurement], sending: int) -> NoReturn:
 
 
 def largest_batch(
-    run: Callable[[int, Finish], Measurement], own: Measurement, limit_bytes: int, tried: Callable[[int, bool], object]
+    run: Callable[[int, Finish], Measurement],
+    own: Measurement,
+    limit_bytes: int,
+    tried: Callable[[int, bool], object],
+    seconds_left: Callable[[], float | None] = lambda: None,
 ) -> LargestBatch:
     """Return the largest batch that fits; ``run`` runs the script with batches of so many rows.
 
     ``own`` is the measurement of the script's own batch, with which the search begins: the peak of very few rows is
-    often that of the optimizer's step, and says nothing of more rows.
+    often that of the optimizer's step, and says nothing of more rows. ``seconds_left`` is how long a trial may take.
 
     Raises:
-        MeasurementError: A trial failed, or no loader of the script makes batches of other sizes.
+        MeasurementError: A trial failed, or took too long, or no loader of the script makes batches of other sizes.
     """
     seconds: dict[int, float] = {}
 
     def fits(batch: int) -> BatchTrial:
-        found = forked(lambda finish: run(batch, finish))
+        found = forked(lambda finish: run(batch, finish), seconds_left())
         if isinstance(found, Failure):
             if found.reason == "out-of-memory":
                 tried(batch, False)
@@ -96,11 +121,13 @@ def largest_batch(
             raise MeasurementError(f"with a batch of {batch} rows: {found.message}")
         if found.estimated is not None:
             seconds[batch] = found.estimated.step_seconds
-        tried(batch, found.fits)
-        return BatchTrial(found.fits, found.peak_bytes, found.reserved_bytes)
+        is_within = found.fits and not any(each.over_limit_bytes for each in found.events)
+        tried(batch, is_within)
+        return BatchTrial(is_within, found.peak_bytes, found.reserved_bytes)
 
     rows = own.built.batch_size if own.built else None
-    known = {rows: BatchTrial(own.fits, own.peak_bytes, own.reserved_bytes)} if rows else {_FEW: fits(_FEW)}
+    own_fits = own.fits and not any(each.over_limit_bytes for each in own.events if each.is_step)
+    known = {rows: BatchTrial(own_fits, own.peak_bytes, own.reserved_bytes)} if rows else {_FEW: fits(_FEW)}
     first = next(iter(known))
     other = 2 * first if known[first].fits else max(1, first // 2)
     if other != first:

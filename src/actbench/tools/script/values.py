@@ -7,6 +7,7 @@ equal share. No factorization of a matrix fails.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,16 +50,21 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         at_most: Told what makes the bytes an upper bound.
         shared: Told what makes them an estimate, by equal shares.
         waited: Called where the processor waits for values.
+        chosen: The share of the largest shape that is taken where only a real run knows one.
 
     Attributes:
         is_over: Whether the simulation has ended: what asks for unknown values then is refused.
     """
 
     def __init__(
-        self, at_most: Callable[[str], object], shared: Callable[[str], object], waited: Callable[[], object]
+        self,
+        at_most: Callable[[str], object],
+        shared: Callable[[str], object],
+        waited: Callable[[], object],
+        chosen: float = 1.0,
     ) -> None:
         super().__init__()
-        self._at_most, self._shared, self._waited = at_most, shared, waited
+        self._at_most, self._shared, self._waited, self._chosen = at_most, shared, waited, chosen
         self.is_over = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -134,9 +140,17 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         largest = _LARGEST.get(func._schema.name)
         if largest is None:
             raise UntraceableError(_NO_BOUND.format(func._schema.name))
-        (self._shared if _is_shared(func._schema.name, *args) else self._at_most)(func._schema.name)
+        is_shared = _is_shared(func._schema.name, *args)
+        (self._shared if is_shared else self._at_most)(func._schema.name)
         with self:
-            return largest(*args, **kwargs)
+            found = largest(*args, **kwargs)
+            return found if is_shared or func._schema.name not in _CHOOSES else self._some(found)
+
+    def _some(self, chosen: Tensor) -> Tensor:
+        """Return as many rows of the elements that an operator may choose as are taken to be chosen."""
+        if self._chosen == 1.0:
+            return chosen
+        return chosen.new_empty(math.ceil(self._chosen * chosen.shape[0]), *chosen.shape[1:])
 
     def _by_masks(self, args: Any) -> Any:
         """Select by index what a mask of unknown values selects: all elements."""
@@ -254,6 +268,9 @@ _LARGEST: dict[str, Callable[..., Any]] = {
     "torchvision::nms": lambda boxes, scores, threshold: _indices(boxes, boxes.shape[0]),
 }
 """Operators whose results have a largest shape, by name."""
+
+_CHOOSES = ("aten::nonzero", "aten::masked_select", "torchvision::nms")
+"""Those that choose some of the elements: nobody knows how many."""
 
 
 def values(tensor: Tensor) -> Tensor:

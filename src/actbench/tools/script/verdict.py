@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from actbench.model.context import CONTEXT_BYTES
@@ -25,7 +24,7 @@ def verdict(record: MeasuredRecord) -> list[str]:
         return []
     fits = [_fits(record, measured), *_reserved(measured)]
     if measured.events:
-        fits = [_survives(record, measured), *_remedies(measured.events)]
+        fits = [_survives(record, measured)]
     is_worst = not measured.fits or any(each.over_limit_bytes for each in measured.events)
     lines = [*fits, *_grows(record, measured)] if is_worst else [*_grows(record, measured), *fits]
     if (seconds := step_time(measured.step_seconds)) is not None:
@@ -99,57 +98,49 @@ def _room(record: MeasuredRecord, limit: int) -> str:
 def _survives(record: MeasuredRecord, measured: Measurement) -> str:
     """Return whether the whole run fits, and which of its parts needs most."""
     limit = measured.memory_limit_bytes
-    worst = max(measured.events, key=lambda each: (each.over_limit_bytes or 0, _needed(each)))
-    bound = "at most " if measured.at_most else "~" if measured.approximate or worst.batches else ""
-    needed = f"its {_named(worst)} needs {bound}{format_bytes(_needed(worst))}"
+    worst = measured.worst
+    assert worst is not None
+    needed = f"its {named_part(worst)} needs {_bounded(measured, worst.needed_bytes, is_cut=bool(worst.batches))}"
     if limit is None:
         return f"{_what(record)}: {needed}; how much memory {device_of(record)} has is not known."
     room = _room(record, limit)
     failing = [each for each in measured.events if each.over_limit_bytes]
     if not failing:
-        left = format_bytes(max(0, limit - _needed(worst)))
+        left = format_bytes(max(0, limit - worst.needed_bytes))
         where = _where(record, limit)
         return f"{_what(record)} fits {where} in all parts of its run: {needed} of {room}; {left} are to spare."
     first = failing[0]
     may = "may run" if measured.at_most else "runs"
     what = "" if first is worst else f"; {needed}"
+    first_needs = format_bytes(first.needed_bytes)
+    if first is worst:
+        first_needs = _bounded(measured, first.needed_bytes, is_cut=False)
     return (
-        f"{_what(record)} {may} out of memory at its {_named(first)}, which needs {format_bytes(_needed(first))}: "
+        f"{_what(record)} {may} out of memory at its {named_part(first)}, which needs {first_needs}: "
         f"{format_bytes(first.over_limit_bytes or 0)} more than {room}{what}."
     )
 
 
-def _needed(event: RunEvent) -> int:
-    return max(event.peak_bytes, event.reserved_bytes or 0)
+def _bounded(measured: Measurement, needed: int, *, is_cut: bool) -> str:
+    """Return bytes with what is known of them: both numbers where only a real run knows a shape."""
+    if not measured.at_most:
+        return f"{'~' if measured.approximate or is_cut else ''}{format_bytes(needed)}"
+    expected = measured.expected_bytes
+    likely = "" if expected is None else f", expected {format_bytes(expected)},"
+    return f"at most {format_bytes(needed)}{likely}"
 
 
-def _named(event: RunEvent) -> str:
+def named_part(event: RunEvent) -> str:
     """Return a part of a run in words, with its line."""
     of = f" of {event.batches:,} batches" if event.batches and event.part == "evaluation" else ""
     part = "largest step" if event.part == "step" else PARTS[event.part]
     return f"{part}{of}" + (f" ({event.line})" if event.line else "")
 
 
-def _remedies(events: Sequence[RunEvent]) -> Iterator[str]:
-    """Yield what costs nothing and lets parts of a run need less."""
-    for event in events:
-        if event.part != "evaluation" or not event.line:
-            continue
-        if event.has_graph:
-            yield f"The evaluation at {event.line} records gradients: put it under torch.no_grad()."
-        if event.over_limit_bytes and event.batch_bytes:
-            total = "" if event.batches is None else f", {format_bytes(event.batches * event.batch_bytes)} in all"
-            yield (
-                f"Each batch of the evaluation at {event.line} leaves {format_bytes(event.batch_bytes)} on the card"
-                f"{total}: move outputs to the CPU as they come (of transformers' Trainer: eval_accumulation_steps=1)."
-            )
-
-
 def _needs(record: MeasuredRecord, measured: Measurement) -> str:
     """Return which step needs what: where steps differ, the largest."""
     rows = rows_of(record.case, measured)
-    mark = "at most " if measured.at_most else "~" if measured.approximate else ""
-    need = f"needs {mark}{format_bytes(needed_bytes(measured))}"
+    need = f"needs {_bounded(measured, needed_bytes(measured), is_cut=False)}"
     if measured.peak_phase == "generation":
         return f"the script, which trains nothing, {need}"
     of = "" if rows is None else f" of {counted(rows, 'row')}"

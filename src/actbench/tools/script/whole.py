@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from actbench.device.patches import replaced
-from actbench.model.measured import Measurement, RunPart
+from actbench.model.measured import Growth, Measurement, RunEvent, RunPart
 from actbench.tools.script.arrivals import Change, changed, on_arrival, rebound
 from actbench.tools.script.counting import LOADS, Span, Step
 from actbench.tools.script.events import Bytes, run_events
@@ -88,6 +88,7 @@ class Whole:
         self._seen: WeakSet[DataLoader[Any]] = WeakSet()
         self.first_epoch: int | None = None
         self.epoch_steps: int | None = None
+        self._growth: Growth | None = None
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -283,6 +284,9 @@ class Whole:
             lambda module: changed(module, "save_file", within),
             lambda module: rebound(module, "load_file", self._within("load")),
         )
+        sharded = "torch.distributed.checkpoint"
+        found[f"{sharded}.state_dict_saver"] = lambda module: rebound(module, "save", within)
+        found[f"{sharded}.state_dict_loader"] = lambda module: rebound(module, "load", self._within("load"))
         found["transformers.generation.utils"] = lambda module: changed(
             module.GenerationMixin, "generate", self._within("generation")
         )
@@ -330,9 +334,8 @@ class Whole:
         def training(own: Callable[..., Any]) -> Callable[..., Any]:
             def train(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
                 result = own(trainer, resume_from_checkpoint, *args, **kwargs)
-                saved = max(
-                    each.saved for each in trainer.callback_handler.callbacks if type(each).__name__ == "Forward"
-                )
+                followed = trainer.callback_handler.callbacks  # of which a script may have removed ours
+                saved = max((each.saved for each in followed if type(each).__name__ == "Forward"), default=0)
                 if not self._has_resumed and not resume_from_checkpoint and saved:
                     self._resume(own, trainer, f"{module.PREFIX_CHECKPOINT_DIR}-{saved}")
                 self._has_resumed = True
@@ -369,7 +372,8 @@ class Whole:
         # a script may drop at the end of an epoch what its steps have kept
         measured = grown(done[began:epoch] if epoch is not None and epoch < len(done) else self._steps.steady(began))
         growth = measured.growth
-        events = run_events(done, self._rest, found, growth, epoch, self.epoch_steps)
+        self._growth = growth
+        events = self.events(found)
         is_dropped = (
             growth is not None
             and epoch is not None
@@ -377,6 +381,18 @@ class Whole:
             and done[epoch].live_bytes < done[epoch - 1].live_bytes - growth.step_bytes
         )
         return measured.model_copy(update={"events": events, "growth": None if is_dropped else growth})
+
+    def events(self, found: Bytes) -> tuple[RunEvent, ...]:
+        """Return what each part of the run needs, by the bytes at each event, once it was :meth:`told`."""
+        return run_events(self._steps.done, self._rest, found, self._growth, self.first_epoch, self.epoch_steps)
+
+    def spans(self) -> list[Span]:
+        """Return all parts of the run that are no steps."""
+        return [span for step in (*self._steps.done, *([self._rest] if self._rest else [])) for span in step.spans]
+
+    def evaluations(self) -> list[str]:
+        """Return the lines that begin evaluations, each once."""
+        return list(dict.fromkeys(span.line for span in self.spans() if span.part == "evaluation" and span.line))
 
     def ran(self) -> None:
         """Note that a model has run."""

@@ -26,7 +26,10 @@ from actbench.tools.train.records import Evaluation, TrainingCase
 from actbench.tools.train.step import LearningStep
 
 FILE_NAME = "checkpoint.pt"
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
+
+_EARLIER_NAME = "checkpoint.json"
+"""The file of checkpoints of actbench before version 5 of this schema."""
 
 
 class Progress(Data):
@@ -67,36 +70,43 @@ def state_of(step: LearningStep, group: ProcessGroup) -> dict[str, Any]:
         StoreError: The state of the optimizer or of the scheme holds more than tensors and plain values.
     """
 
-    def kept(tensor: Any, own: bool = False) -> Any:
+    def kept(tensor: Any, by_each: bool = False) -> Any:
         if not isinstance(tensor, Tensor):
             return tensor
         whole = step.parallel.full_tensor(tensor.detach())  # all processes take part, also where they keep nothing
-        return whole.cpu().clone() if own or group.is_first or step.parallel.is_own(tensor) else None
+        return whole.cpu().clone() if by_each or group.is_first else None
+
+    def is_own(leaf: Any) -> bool:
+        return isinstance(leaf, Tensor) and step.parallel.is_own(leaf)
 
     optimizer, module = step.optimizer, step.setup.module
     held = optimizer.local_state_dict() if isinstance(optimizer, HoldsLocalState) else optimizer.state_dict()
     adapted = adapted_states(module)
     _check_plain({"optimizer": held, "adapted": adapted})
     mine = {
-        "optimizer": tree_map(kept, held),
-        "adapted": tree_map(lambda tensor: kept(tensor, own=True), adapted),
+        "optimizer": tree_map(lambda leaf: kept(leaf, by_each=True) if is_own(leaf) else None, held),
+        "adapted": tree_map(lambda tensor: kept(tensor, by_each=True), adapted),
         "seeds": saved_seeds(),
         "cpu": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,  # type: ignore[no-untyped-call]
     }
-    tensors = tree_map(kept, _named(module))
-    return {"tensors": tensors, "scaler": step.scaler.state_dict(), "ranks": group.all_gather(mine)}
+    return {
+        "tensors": tree_map(kept, _named(module)),
+        "optimizer": tree_map(lambda leaf: None if is_own(leaf) else kept(leaf), held),
+        "scaler": step.scaler.state_dict(),
+        "ranks": group.all_gather(mine),
+    }
 
 
 def restore(state: dict[str, Any], step: LearningStep, group: ProcessGroup) -> None:
     """Bring a new model, its optimizer and torch's generators to a checkpoint; a StoreError if it does not fit."""
     module, parallel = step.setup.module, step.parallel
     try:
-        first, mine = state["ranks"][0], state["ranks"][group.rank]
+        mine = state["ranks"][group.rank]
         with torch.no_grad():
             for name, tensor in _named(module).items():
                 tensor.copy_(parallel.local_like(tensor, state["tensors"][name]))
-        own, shared = mine["optimizer"], first["optimizer"]
+        own, shared = mine["optimizer"], state["optimizer"]
         step.optimizer.load_state_dict(tree_map(lambda here, there: there if here is None else here, own, shared))
         for parameter, kept in step.optimizer.state.items():  # shares of state, like those of the parameters
             for name, value in kept.items():
@@ -148,9 +158,14 @@ class CheckpointFolder:
             raise StoreError(f"{self.path}: the checkpoint cannot be written: {error}; make room there") from error
 
     def read(self, case: TrainingCase) -> tuple[Progress, dict[str, Any]] | None:
-        """Return the checkpoint of a run, or None; a StoreError if it is broken, or of another run."""
-        file = self.path / FILE_NAME
+        """Return the checkpoint of a run, or None; a StoreError if it is broken, or of another run or version."""
+        file, earlier = self.path / FILE_NAME, self.path / _EARLIER_NAME
         if not file.exists():
+            if earlier.exists():
+                raise StoreError(
+                    f"{earlier} was written by an earlier version of actbench, which this one does not read; remove "
+                    "the folder, and the run starts afresh"
+                )
             return None
         try:
             state = torch.load(file, map_location="cpu", weights_only=True)
