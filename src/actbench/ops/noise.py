@@ -476,7 +476,12 @@ def fresh_seed(like: Tensor) -> Tensor:
     """
     if type(like) is FakeTensor or faked() or traced():
         return _seed_in_a_graph(like)
-    device, of_pass = like.device, _of_pass.get()
+    return seed_on(like.device)
+
+
+def seed_on(device: torch.device) -> Tensor:
+    """Do as :func:`fresh_seed` on a device, where nothing sees operators (:func:`actbench.ops.library.plain`)."""
+    of_pass = _of_pass.get()
     if of_pass is None:
         return _seeds.seed(device)
     left = of_pass.get(device)

@@ -24,6 +24,7 @@ from actbench.methods.actnn.layers.savedinput import (
     SavedInput,
     is_differentiated,
     load,
+    rows_of_piece,
     save,
     summed,
 )
@@ -54,7 +55,7 @@ def sums(saved: SavedInput, grad: Tensor, statistics: Statistics) -> tuple[Tenso
     """Return the sums over each channel of dy and of dy (x - mean), in float32 for half types."""
 
     def of(piece: slice) -> tuple[Tensor, Tensor]:
-        part = grad[piece].to(wide(grad.dtype))
+        part = rows_of_piece(grad, piece).to(wide(grad.dtype))
         return sum_of(part), sum_of(statistics.deviation(saved.rows(piece)).mul_(part))
 
     found: Any = summed(saved.pieces(), of)
@@ -74,7 +75,7 @@ def input_gradient(
     inclination = mean_dy_deviation * statistics.invstd.to(mean_dy.dtype).square()
 
     def write(piece: slice) -> None:
-        x, part = saved.rows(piece), grad[piece]
+        x, part = saved.rows(piece), rows_of_piece(grad, piece)
         room = found.room(piece, x)
         work = room if room.dtype == wide(room.dtype) else torch.empty_like(room, dtype=wide(room.dtype))
         torch.sub(x, _over_channels(statistics.mean, x), out=work).mul_(_over_channels(inclination, x))
