@@ -237,6 +237,11 @@ def wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
+def empty_contiguous(like: Tensor) -> Tensor:
+    """Return an empty contiguous tensor of the shape, type and device of another."""
+    return torch.empty_like(like if like.is_contiguous() else like.contiguous())
+
+
 def check_contiguous(tensor: Tensor) -> None:
     """Raise a ValueError unless the tensor is contiguous and of a float type that the operators take.
 

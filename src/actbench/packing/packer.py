@@ -17,7 +17,7 @@ from actbench.ops.hostmemory import is_elsewhere
 from actbench.ops.library import plain, traced
 from actbench.ops.noise import captures, seed_on
 from actbench.packing import savedtensors
-from actbench.packing.codecs import Codec, OnHost, Packed, Repeated, Unpacked, unpacked
+from actbench.packing.codecs import Codec, OnHost, Packed, Parts, Repeated, Unpacked, unpacked
 from actbench.packing.hostoffload import HostOffload
 from actbench.packing.layout import Layout, flat_of, without_repeats
 from actbench.packing.savedtensors import ByStorage, SharingTable, WeakTensors
@@ -162,9 +162,15 @@ class SavedTensors:
         plan: SitePlan | None = site.plan
         if plan is not None and self._may_be_at_once(plan, site) and plain(x) and plan.holds(x, site, self.codec):
             assert plan.encode is not None
-            if self.exclude.why_held(x) is None:
+            if self.exclude.why_held(x) is None and not (site.guarded and x.is_cuda and captures()):
                 site.owner, site.elements = None, plan.elements
-                return Packed(plan.codec, plan.layout, plan.encode(x, seed_on(x.device)))
+                parts = plan.encode(x, seed_on(x.device))
+                if (
+                    site.guarded
+                    and (lost := self._lost(x, flat_of(x, plan.layout), plan.codec, parts, site)) is not None
+                ):
+                    return lost
+                return Packed(plan.codec, plan.layout, parts)
         if traced() or torch.compiler.is_compiling():
             return self._in_graph(x, site)
         if plan is None or not plan.holds(x, site, self.codec):
@@ -186,11 +192,11 @@ class SavedTensors:
         return self._settled and not plan.shared
 
     def _may_be_at_once(self, plan: SitePlan, site: SiteState) -> bool:
-        """Return whether a tensor that is plain may be encoded as it lies: nobody looks at it, at its ranges or values."""
+        """Return whether a plain tensor may be encoded as it lies: nobody asks for it or for its ranges."""
         return (
             plan.encode is not None
             and (self._is_alone(plan) or self.dedup is None)
-            and not (site.watched or site.guarded or savedtensors.observers)
+            and not (site.watched or savedtensors.observers)
         )
 
     def _in_graph(self, x: Tensor, site: SiteState) -> Packed:
@@ -229,16 +235,23 @@ class SavedTensors:
         with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
             parts = codec.pack(flat, layout, site)
         if site.guarded and not isinstance(x, FakeTensor):  # a fake tensor has no values to check
-            lost = codec.lost(flat, parts)
-            site.was_finite = lost is None
+            lost = self._lost(x, flat, codec, parts, site)
             if lost is not None:
-                site.elements = 0
-                return self._left(x, lost)
+                return lost
         if self.placement is not None and is_elsewhere(x):
             codec, parts = OnHost(codec, x.device, self.placement), self.placement.away(parts)
         if savedtensors.observers:
             savedtensors.packed(x, *parts, by=self, closed_form=partial(codec.packed_bytes, layout))
         return Packed(codec, layout, parts)
+
+    def _lost(self, x: Tensor, flat: Tensor, codec: Codec, parts: Parts, site: SiteState) -> Packed | None:
+        """Return a tensor as it is where its parts would lose values of it, else None; the site notes which."""
+        lost = codec.lost(flat, parts)
+        site.was_finite = lost is None
+        if lost is None:
+            return None
+        site.elements = 0
+        return self._left(x, lost)
 
     def _repeated(self, x: Tensor, once: Packed) -> Packed:
         """Return the packed tensor that repeats elements of another, packed ``once``."""

@@ -66,7 +66,7 @@ def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def _is_autocast(x: Tensor) -> bool:
-    if not torch.compiler.is_compiling() and not _is_any_autocast():  # one question for all devices comes first
+    if not _is_any_autocast():  # one question for all devices comes first
         return False
     return x.device.type in _WITH_AUTOCAST and torch.is_autocast_enabled(x.device.type)
 

@@ -64,7 +64,9 @@ class ByStorage(Generic[Value]):
     def __init__(self) -> None:
         self._entries: dict[int, tuple[weakref.KeyedRef[int, UntypedStorage], Value]] = {}
 
-        def forget(reference: Any, table: Callable[[], ByStorage[Value] | None] = weakref.ref(self)) -> None:
+        table = weakref.ref(self)
+
+        def forget(reference: Any) -> None:
             entries = getattr(table(), "_entries", {})
             if entries.get(reference.key, (None,))[0] is reference:
                 del entries[reference.key]
@@ -223,11 +225,10 @@ class WeakTensors:
 
 def _form(tensor: Tensor) -> tuple[Any, ...]:
     """Return what a tensor over the same storage is made by, without a reference to this one."""
-    is_fake = isinstance(tensor, FakeTensor)
-    # to a script on a simulated card a fake tensor says another device than its own
-    device = tensor.fake_device if is_fake else tensor.device
-    place = tensor.storage_offset(), tensor.shape, tensor.stride()
-    return place, tensor.dtype, device, tensor.fake_mode if is_fake else None
+    place, dtype = (tensor.storage_offset(), tensor.shape, tensor.stride()), tensor.dtype
+    if isinstance(tensor, FakeTensor):  # to a script on a simulated card it says another device than its own
+        return place, dtype, tensor.fake_device, tensor.fake_mode
+    return place, dtype, tensor.device, None
 
 
 def _over(storage: UntypedStorage, place: Any, dtype: torch.dtype, device: torch.device, mode: Any) -> Tensor:

@@ -96,8 +96,10 @@ class Wrapper:
     def is_in_graph(self) -> bool:
         """Return whether the modules are compiled now; raise a ConversionError if they cannot be."""
         if self.uncompilable is None:
+            if not torch.compiler.is_compiling():
+                return False
             refuse_exporting(*OWN_BACKWARD)
-            return torch.compiler.is_compiling()
+            return True
         refuse_compiling(*self.uncompilable)
         return False
 
@@ -157,10 +159,10 @@ class Entry(ReboundForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, as a pass of its own if none runs around it; raise a ConversionError as the model does."""
-        module = self.module
-        if not torch.is_grad_enabled() or self.wrapper.is_in_graph() or not self.wrapper.begins_inside():
-            return self.inner(module, *args, **kwargs)
-        return self.wrapper.run(self.path, module, self.inner, args, kwargs)
+        module, wrapper = self.module, self.wrapper
+        if torch.is_grad_enabled() and not wrapper.is_in_graph() and wrapper.begins_inside():
+            return wrapper.run(self.path, module, self.inner, args, kwargs)
+        return self.inner(module, *args, **kwargs)
 
 
 def bind_entries(model: nn.Module) -> None:

@@ -28,7 +28,7 @@ from actbench.methods.actnn.layers.savedinput import (
     save,
     summed,
 )
-from actbench.packing.precision import cast, cast_all, dtypes_of, wide
+from actbench.packing.precision import cast_all, dtypes_of, wide
 from actbench.packing.refusals import first_order
 
 
@@ -120,8 +120,8 @@ class BatchNormalization(torch.autograd.Function):
             found = _at_once(ctx, grad, saved, others)
         else:
             found = _in_pieces(ctx, grad, saved, others)
-        wanted = zip(found, ctx.dtypes, ctx.needs_input_grad[:3], strict=True)
-        return *(cast(each, dtype) if is_wanted else None for each, dtype, is_wanted in wanted), None
+        wanted = zip(found, ctx.needs_input_grad, strict=False)
+        return *cast_all([each if is_wanted else None for each, is_wanted in wanted], ctx.dtypes), None
 
 
 _backward: Any = torch.ops.aten._batch_norm_impl_index_backward.default
@@ -188,13 +188,13 @@ class BatchNorm(Compressed):
     def mode(self) -> tuple[bool, float]:
         """Count the batch; return whether its statistics are used, and its share in the running statistics."""
         layer: Any = self
-        momentum = 0.0 if layer.momentum is None else layer.momentum
-        tracked = layer.num_batches_tracked if layer.training and layer.track_running_stats else None
+        training, momentum = layer.training, 0.0 if layer.momentum is None else layer.momentum
+        tracked = layer.num_batches_tracked if training and layer.track_running_stats else None
         if tracked is not None:
             tracked.add_(1)
             if layer.momentum is None:
                 momentum = 1.0 / float(tracked)
-        return layer.training or (layer.running_mean is None and layer.running_var is None), momentum
+        return training or (layer.running_mean is None and layer.running_var is None), momentum
 
 
 class CompressedBatchNorm1d(BatchNorm, nn.BatchNorm1d):

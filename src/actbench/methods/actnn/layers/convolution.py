@@ -18,7 +18,7 @@ from actbench.methods.actnn.layers.savedinput import (
     save,
     summed,
 )
-from actbench.packing.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
+from actbench.packing.precision import cast_all, dtypes_of, no_autocast, product_dtype
 from actbench.packing.refusals import first_order
 
 
@@ -48,7 +48,8 @@ class Convolution(torch.autograd.Function):
         save(ctx, packed, layer, weight, by_row=geometry.has_batch(x))
         dtype = product_dtype(x)
         with no_autocast(x):
-            return geometry.forward(*cast_all((x, weight, bias), (dtype,) * 3))
+            found: Any = cast_all((x, weight, bias), (dtype,) * 3)
+            return geometry.forward(*found)
 
     @staticmethod
     @first_order

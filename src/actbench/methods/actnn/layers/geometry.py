@@ -65,8 +65,8 @@ class Geometry:
         wanted = None if output_padding is None else tuple(output_padding)
         key, known = (*_of_a_layer(layer), wanted), vars(layer).get("_geometry")
         if known is None or known[0] != key:  # a layer asks in each pass, and rarely changes
-            found = cls.made(*(tuple(value) if isinstance(value, list) else value for value in key))
-            layer._geometry = known = key, found
+            given: Any = [tuple(value) if isinstance(value, list) else value for value in key]
+            layer._geometry = known = key, cls.made(*given)
         geometry: Geometry = known[1]
         return geometry
 

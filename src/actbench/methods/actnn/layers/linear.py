@@ -81,7 +81,7 @@ def _weight_gradient(saved: SavedInput, grad: Tensor, transposed: bool) -> Tenso
 
 def rows_of(x: Tensor) -> Tensor:
     """Return a tensor of features as its rows, (N, d)."""
-    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    return x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
 
 
 class Linear(Compressed):

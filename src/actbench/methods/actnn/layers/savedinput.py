@@ -112,7 +112,7 @@ class SavedInput(NamedTuple):
 
 
 def rows_of_piece(tensor: Tensor, piece: slice) -> Tensor:
-    """Return the rows of a piece of another tensor of the batch; to cut nothing off takes as long as a small product."""
+    """Return the rows of a piece of another tensor of the batch; to cut nothing off takes as long as a product."""
     return tensor if piece is WHOLE else tensor[piece]
 
 
