@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _python_dispatch
 
 from actbench.ops.hostmemory import is_elsewhere
@@ -25,7 +26,7 @@ from actbench.packing.siteplan import SitePlan
 from actbench.packing.sitestate import SiteState
 from actbench.units import format_bytes
 
-_PLAIN = (Tensor, nn.Parameter, FakeTensor)
+_PLAIN = (Tensor, nn.Parameter, FakeTensor, FunctionalTensor)
 
 
 class Exclude:

@@ -69,6 +69,14 @@ Inner = Callable[..., Any]
 _running: ContextVar[tuple[Wrapper, ...]] = ContextVar("_running", default=())
 
 
+def in_a_pass() -> bool:
+    """Return whether a pass through a wrapped model runs uncompiled around this call; a graph holds the answer."""
+    return bool(_running.get())
+
+
+vars(in_a_pass)["_dynamo_marked_constant"] = True  # as torch.compiler.assume_constant_result does, without its import
+
+
 class Wrapper:
     """Wraps the passes through one model. It refers to no module, so that parts can be copied alone.
 
@@ -145,9 +153,15 @@ class WrappedForward(ReboundForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model as a pass; raise a ConversionError under ``torch.compile``, if gradients are needed."""
         module = self.module
-        if not torch.is_grad_enabled() or self.wrapper.is_in_graph():
+        if not torch.is_grad_enabled():
             return self.inner(module, *args, **kwargs)
+        if self.wrapper.is_in_graph():
+            return self.in_graph(module, args, kwargs)
         return self.wrapper.run("", module, self.inner, args, kwargs)
+
+    def in_graph(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the model as a part of the graph that is being compiled."""
+        return self.inner(module, *args, **kwargs)
 
 
 class Entry(ReboundForward):
