@@ -146,7 +146,6 @@ def test_a_model_that_is_no_region_runs_uncompiled() -> None:
         ("gact:L2", "follow from passes that probe it"),
         ("gact:L1,swap=true", "does not trace the hooks that move them"),
         ("gact:L1,widths=linear:4", "does not tell which of them saves a tensor"),
-        ("dropit", "does not trace the hooks"),
         ("encode:int:6,on=activations", "does not trace the hooks"),
     ],
 )

@@ -8,7 +8,6 @@ from typing import Any
 from torch import nn
 
 from actbench.packing.forwardwrapper import ReboundForward
-from actbench.packing.refusals import refuse_compiling
 
 _bits: ContextVar[int | None] = ContextVar("_bits", default=None)
 
@@ -16,10 +15,6 @@ _bits: ContextVar[int | None] = ContextVar("_bits", default=None)
 def bits_here() -> int | None:
     """Return the bits of what the running layer saves, or None where no layer has bits of its own."""
     return _bits.get()
-
-
-WIDTHS = ("a model whose layers have bits of their own", "a graph does not tell which of them saves a tensor")
-"""What cannot be compiled, and why."""
 
 
 class WidthForward(ReboundForward):
@@ -31,7 +26,6 @@ class WidthForward(ReboundForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer."""
-        refuse_compiling(*WIDTHS)
         token = _bits.set(self.bits)
         try:
             return self.inner(self.module, *args, **kwargs)
