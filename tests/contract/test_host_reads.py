@@ -67,9 +67,7 @@ def _as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("seeded", "_as_on_a_device")
 @pytest.mark.parametrize("make", [convolutions, transformer])
-@pytest.mark.parametrize(
-    "spec", ["actnn:L2", "gact:L2", "fewbit:3", "randomized:0.2", "smaq,on=activations", "coat"]
-)
+@pytest.mark.parametrize("spec", ["actnn:L2", "gact:L2", "fewbit:3", "randomized:0.2", "smaq,on=activations", "coat"])
 def test_no_step_after_the_first_reads_a_value_makes_a_seed_or_asks_a_generator(
     spec: str, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
