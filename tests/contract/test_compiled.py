@@ -28,7 +28,6 @@ REFUSE = {
     "actnn": "actnn",
     "backrazor": "backrazor",
     "chunked_loss": "chunked_loss,head=3",
-    "coat": "coat",
     "compile": "compile:1,backend=aot_eager_decomp_partition",
     "division": "division",
     "dropit": "dropit",
@@ -40,14 +39,15 @@ REFUSE = {
     "msln": "msln",
     "offload": "offload",
     "prac": "prac",
-    "smaq": "smaq",
     "tiled_mlp": "tiled_mlp",
     "velora": "velora",
     "wtacrs": "wtacrs",
     "maps": "encode:int:6,on=maps",
     "a part": "gact,only=2",
-    "a packed block": "checkpoint,blocks=Block,only=1+coat,only=1",
+    "a packed block": "checkpoint,blocks=Block,only=1+gact,only=1",
 }
+BY_HOOKS = {"coat", "smaq"}
+"""What compiles by regions, and is random or rounds as it does uncompiled: tests/packing/hooked/test_compiled.py."""
 COMPILE = {
     "checkpoint": "checkpoint,blocks=Block/Linear",
     "fewbit": "fewbit:3",
@@ -266,7 +266,7 @@ def test_every_scheme_is_known_to_compile_or_to_refuse() -> None:
     of_modules = {
         name for name, kind in schemes.find_schemes().items() if {*OF_PARTS, "loss"} & {*kind.model_construct().changes}
     }
-    assert of_modules - {"liger"} <= set(COMPILE) | set(REFUSE)  # refused in tests/methods/liger, on a Llama
+    assert of_modules - {"liger"} <= set(COMPILE) | set(REFUSE) | BY_HOOKS  # refused in tests/methods/liger, on a Llama
     assert not set(COMPILE) & set(REFUSE)
 
 

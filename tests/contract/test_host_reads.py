@@ -15,6 +15,7 @@ from transformers import BertConfig, BertModel
 
 from actbench import scheme as schemes
 from actbench.methods.actnn.groups import GroupCodec
+from actbench.methods.formats.encoded import Encoded
 from actbench.ops import noise
 from actbench.packing.hooked import hooks
 from actbench.scheme.setup import TrainingSetup
@@ -66,7 +67,7 @@ def _as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("seeded", "_as_on_a_device")
 @pytest.mark.parametrize("make", [convolutions, transformer])
-@pytest.mark.parametrize("spec", ["actnn:L2", "gact:L2", "fewbit:3", "randomized:0.2"])
+@pytest.mark.parametrize("spec", ["actnn:L2", "gact:L2", "fewbit:3", "randomized:0.2", "smaq,on=activations", "coat"])
 def test_no_step_after_the_first_reads_a_value_makes_a_seed_or_asks_a_generator(
     spec: str, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +83,8 @@ def test_no_step_after_the_first_reads_a_value_makes_a_seed_or_asks_a_generator(
 
     monkeypatch.setattr(noise._seeds, "take", take)
     monkeypatch.setattr(noise, "mark_seeded", None)  # asks torch's generator
-    monkeypatch.setattr(GroupCodec, "lost", None)  # looks at values
+    for codec in (GroupCodec, Encoded):
+        monkeypatch.setattr(codec, "lost", None)  # looks at values
     with Watch() as watch:
         for _ in range(2):
             step(model, batch)

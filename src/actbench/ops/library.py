@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import inspect
-import itertools
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from operator import or_
@@ -93,20 +92,20 @@ def define(
         last = tuple(value for _, value in defaults.values())
         kinds = [str(argument.type) for argument in operator._schema.arguments]
         # which arguments are tensors; none if the dispatcher must look into lists or for tensors that may be missing
-        tensors = (
-            [] if any("Tensor" in kind and kind != "Tensor" for kind in kinds) else [kind == "Tensor" for kind in kinds]
-        )
-        here = by_key if isinstance(implementation, Kernels) and any(tensors) else {}
+        in_lists = any("Tensor" in kind and kind != "Tensor" for kind in kinds)
+        tensors = () if in_lists else tuple(place for place, kind in enumerate(kinds) if kind == "Tensor")
+        here = {key: by_key.get(EVERYWHERE) or by_key[key] for key in ("CPU", "CUDA")} if tensors else {}
+        full = len(defaults) + required
 
         @functools.wraps(contract)
         def call(*arguments: P.args, **named: P.kwargs) -> R:
             if named or len(arguments) < required:
                 left = {name: value for name, (place, value) in defaults.items() if place >= len(arguments)}
                 return operator(*arguments, **(left | named))  # type: ignore[no-any-return]
-            given: Any = arguments + last[len(arguments) - required :] if last else arguments
+            given: Any = arguments if len(arguments) == full else arguments + last[len(arguments) - required :]
             if not here or torch.compiler.is_compiling() or _is_watched():
                 return operator(*given)  # type: ignore[no-any-return]
-            key = _plain_key(*itertools.compress(given, tensors))
+            key = _plain_key([given[place] for place in tensors])
             return (operator if key is None else here[key])(*given)  # type: ignore[no-any-return]
 
         return call
@@ -116,7 +115,7 @@ def define(
 
 def plain(*tensors: Tensor) -> bool:
     """Return whether nothing would see an operator on these tensors, so that its kernel can be called at once."""
-    return not torch.compiler.is_compiling() and not _is_watched() and _plain_key(*tensors) is not None
+    return not torch.compiler.is_compiling() and not _is_watched() and _plain_key(tensors) is not None
 
 
 # Torch's dispatcher takes as long as all the rest that an operator does with a small tensor. It finds nothing to do
@@ -134,20 +133,19 @@ def _is_watched() -> bool:
     )
 
 
-def _plain_key(*tensors: Any) -> str | None:
+def _plain_key(tensors: Sequence[Any]) -> str | None:
     """Return the device that the first of these tensors is on, as a dispatch key; None if one of them is not plain.
 
     The keys of a tensor tell of subclasses, batches of a transform, and values that memory does not hold, such as those
     of a conjugate.
     """
+    first = None
     for tensor in tensors:
-        if (
-            type(tensor) not in _CLASSES
-            or _internals._dispatch_keys(tensor).raw_repr() not in _PLAIN
-            or (tensor.requires_grad and torch.is_grad_enabled())
-        ):
+        key = _PLAIN.get(_keys_of(tensor).raw_repr()) if type(tensor) in _CLASSES else None
+        if key is None or (tensor.requires_grad and torch.is_grad_enabled()):
             return None
-    return _PLAIN[_internals._dispatch_keys(tensors[0]).raw_repr()]
+        first = first or key
+    return first
 
 
 def _keys_on(device: str) -> int:
@@ -157,6 +155,7 @@ def _keys_on(device: str) -> int:
     return int(functools.reduce(or_, (keys(getattr(kind, name)) for name in names)).raw_repr())
 
 
+_keys_of = _internals._dispatch_keys
 _CLASSES = (Tensor, torch.nn.Parameter)
 _PLAIN = {_keys_on(device): device for device in ("CPU", "CUDA")}
 
@@ -168,14 +167,15 @@ def _filling(contract: Callable[..., object], kernels: Kernels) -> dict[str, Imp
         def run(*arguments: Any) -> Any:
             made = contract(*arguments)
             results: Any = made if type(made) is tuple else () if made is None else (made,)
-            in_double = False
+            fill = kernel
             for each in results:
-                in_double = in_double or each.dtype is torch.float64
+                if each.dtype is torch.float64:
+                    fill = kernels.reference or kernel
                 if on_cpu and each.nbytes >= LEAST_BYTES:
                     advise(each)
             for each in arguments:
-                in_double = in_double or (isinstance(each, Tensor) and each.dtype is torch.float64)
-            fill = kernels.reference if in_double and kernels.reference is not None else kernel
+                if isinstance(each, Tensor) and each.dtype is torch.float64:
+                    fill = kernels.reference or kernel
             fill(*results, *arguments)
             return made
 
@@ -235,6 +235,11 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 def wide(tensor: Tensor) -> Tensor:
     """Return a float tensor in the type that operators compute in: float64 for float64, else float32."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def empty_contiguous(like: Tensor) -> Tensor:
+    """Return an empty contiguous tensor of the shape, type and device of another."""
+    return torch.empty_like(like if like.is_contiguous() else like.contiguous())
 
 
 def check_contiguous(tensor: Tensor) -> None:

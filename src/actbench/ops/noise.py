@@ -249,7 +249,7 @@ class _Seeds:
     @property
     def rank(self) -> int:
         """By which number this process draws other seeds than others that were seeded alike; 0 for one alone."""
-        if not (distributed.is_available() and distributed.is_initialized()):
+        if not (_HAS_GROUPS and distributed.is_initialized()):
             return 0
         known = self._place is not None and self._place[0] is distributed.group.WORLD
         return self._place[1] if known and self._place else distributed.get_rank()
@@ -367,6 +367,7 @@ def captures() -> bool:
     return initialized and torch.cuda.is_current_stream_capturing()
 
 
+_HAS_GROUPS = distributed.is_available()
 _AT_ONCE = 64
 _MARK = mixed(1)  # what makes a mark another word than the seed
 _seeds = _Seeds()
@@ -476,7 +477,12 @@ def fresh_seed(like: Tensor) -> Tensor:
     """
     if type(like) is FakeTensor or faked() or traced():
         return _seed_in_a_graph(like)
-    device, of_pass = like.device, _of_pass.get()
+    return seed_on(like.device)
+
+
+def seed_on(device: torch.device) -> Tensor:
+    """Do as :func:`fresh_seed` on a device, where nothing sees operators (:func:`actbench.ops.library.plain`)."""
+    of_pass = _of_pass.get()
     if of_pass is None:
         return _seeds.seed(device)
     left = of_pass.get(device)

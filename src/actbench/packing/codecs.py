@@ -45,6 +45,11 @@ class Codec:
     exact: ClassVar[bool] = False
     drops: ClassVar[bool] = False
 
+    @property
+    def compiles(self) -> bool:
+        """Whether hooks may pack by the format in graphs of ``torch.compile``: it keeps nothing at a site."""
+        return False
+
     def why_not(self, x: Tensor) -> str | None:
         """Return why the format cannot take a tensor, or None."""
         if x.dtype not in _PACKED:

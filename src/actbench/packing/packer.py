@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,21 +11,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _python_dispatch
 
 from actbench.ops.hostmemory import is_elsewhere
 from actbench.ops.library import plain, traced
-from actbench.ops.noise import captures, fresh_seed
+from actbench.ops.noise import captures, seed_on
 from actbench.packing import savedtensors
-from actbench.packing.codecs import Codec, Encode, OnHost, Packed, Repeated, Unpacked, unpacked
+from actbench.packing.codecs import Codec, OnHost, Packed, Parts, Repeated, Unpacked, unpacked
 from actbench.packing.hostoffload import HostOffload
 from actbench.packing.layout import Layout, flat_of, without_repeats
-from actbench.packing.savedtensors import SharingTable, WeakTensors
+from actbench.packing.savedtensors import ByStorage, SharingTable, WeakTensors
 from actbench.packing.siteplan import SitePlan
 from actbench.packing.sitestate import SiteState
 from actbench.units import format_bytes
 
-_PLAIN = (Tensor, nn.Parameter, FakeTensor)
+_PLAIN = (Tensor, nn.Parameter, FakeTensor, FunctionalTensor)
 
 
 class Exclude:
@@ -39,11 +39,13 @@ class Exclude:
 
     def __init__(self, smallest_bytes: int = 0, *, subclasses: bool = False) -> None:
         self.smallest_bytes, self.subclasses = smallest_bytes, subclasses
-        self._held: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
+        self._held: ByStorage[bool] = ByStorage()
 
     def add(self, tensors: Iterable[Tensor]) -> None:
         """Exclude tensors that others hold (parameters, the batch): packing them would add to memory."""
-        self._held.update(tensor.untyped_storage() for tensor in tensors if tensor.layout == torch.strided)
+        for tensor in tensors:
+            if tensor.layout == torch.strided:
+                self._held.put(tensor.untyped_storage(), True)
 
     def why_not(self, x: Tensor) -> str | None:
         """Return why a tensor is excluded, or None."""
@@ -60,7 +62,7 @@ class Exclude:
         base = x._base
         if base is not None and isinstance(base, nn.Parameter):
             return "a parameter"
-        return "a parameter, a buffer or a part of the batch" if x.untyped_storage() in self._held else None
+        return "a parameter, a buffer or a part of the batch" if self._held.get(x.untyped_storage()) else None
 
     def why_small(self, x: Tensor) -> str | None:
         """Return why the size of a tensor excludes it, or None."""
@@ -158,9 +160,20 @@ class SavedTensors:
 
         A graph that is traced has no memory to know tensors by: there each site packs for itself.
         """
+        plan: SitePlan | None = site.plan
+        if plan is not None and self._may_be_at_once(plan, site) and plain(x) and plan.holds(x, site, self.codec):
+            assert plan.encode is not None
+            if self.exclude.why_held(x) is None and not (site.guarded and x.is_cuda and captures()):
+                site.owner, site.elements = None, plan.elements
+                parts = plan.encode(x, seed_on(x.device))
+                if (
+                    site.guarded
+                    and (lost := self._lost(x, flat_of(x, plan.layout), plan.codec, parts, site)) is not None
+                ):
+                    return lost
+                return Packed(plan.codec, plan.layout, parts)
         if traced() or torch.compiler.is_compiling():
             return self._in_graph(x, site)
-        plan: SitePlan | None = site.plan
         if plan is None or not plan.holds(x, site, self.codec):
             once = without_repeats(x)
             if once is not x:
@@ -171,13 +184,21 @@ class SavedTensors:
         if reason is not None:
             return self._left(x, reason)
         codec, layout = (self.codec.at(x, site), Layout.of(x)) if plan is None else (plan.codec, plan.layout)
-        at_once = None if plan is None or site.watched or savedtensors.observers else plan.encode
-        if at_once is not None and not plain(source := x.detach()):
-            at_once = None
-        # where in a whole pass nobody asked for what this site packs, nobody needs to know it
-        if self.dedup is None or (plan is not None and self._settled and not plan.shared):
-            return self._packed(x, flat_of(x, layout) if at_once is None else source, codec, layout, site, at_once)
+        if self.dedup is None or (plan is not None and self._is_alone(plan)):
+            return self._packed(x, flat_of(x, layout), codec, layout, site)
         return self._shared(x, flat_of(x, layout), codec, layout, site)
+
+    def _is_alone(self, plan: SitePlan) -> bool:
+        """Return whether nobody needs to know what a site packs, as nobody asked for it in a whole pass."""
+        return self._settled and not plan.shared
+
+    def _may_be_at_once(self, plan: SitePlan, site: SiteState) -> bool:
+        """Return whether a plain tensor may be encoded as it lies: nobody asks for it or for its ranges."""
+        return (
+            plan.encode is not None
+            and (self._is_alone(plan) or self.dedup is None)
+            and not (site.watched or savedtensors.observers)
+        )
 
     def _in_graph(self, x: Tensor, site: SiteState) -> Packed:
         once = without_repeats(x)
@@ -208,28 +229,30 @@ class SavedTensors:
         savedtensors.acted(self)
         return packed._replace(layout=layout)
 
-    def _packed(
-        self, x: Tensor, flat: Tensor, codec: Codec, layout: Layout, site: SiteState, at_once: Encode | None = None
-    ) -> Packed:
-        """Encode the elements of a tensor; ``at_once`` takes them as they lie."""
+    def _packed(self, x: Tensor, flat: Tensor, codec: Codec, layout: Layout, site: SiteState) -> Packed:
+        """Encode the elements of a tensor."""
         if site.guarded and x.is_cuda and captures():
             return self._left(x, "it may hold infinities, and nobody can look while a CUDA graph is captured")
-        if at_once is not None:
-            parts = at_once(flat, fresh_seed(flat))
-        else:
-            with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
-                parts = codec.pack(flat, layout, site)
+        with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
+            parts = codec.pack(flat, layout, site)
         if site.guarded and not isinstance(x, FakeTensor):  # a fake tensor has no values to check
-            lost = codec.lost(flat, parts)
-            site.was_finite = lost is None
+            lost = self._lost(x, flat, codec, parts, site)
             if lost is not None:
-                site.elements = 0
-                return self._left(x, lost)
+                return lost
         if self.placement is not None and is_elsewhere(x):
             codec, parts = OnHost(codec, x.device, self.placement), self.placement.away(parts)
         if savedtensors.observers:
             savedtensors.packed(x, *parts, by=self, closed_form=partial(codec.packed_bytes, layout))
         return Packed(codec, layout, parts)
+
+    def _lost(self, x: Tensor, flat: Tensor, codec: Codec, parts: Parts, site: SiteState) -> Packed | None:
+        """Return a tensor as it is where its parts would lose values of it, else None; the site notes which."""
+        lost = codec.lost(flat, parts)
+        site.was_finite = lost is None
+        if lost is None:
+            return None
+        site.elements = 0
+        return self._left(x, lost)
 
     def _repeated(self, x: Tensor, once: Packed) -> Packed:
         """Return the packed tensor that repeats elements of another, packed ``once``."""

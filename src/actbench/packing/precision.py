@@ -7,7 +7,7 @@ explicitly, with autocast off.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -27,14 +27,14 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def product_dtype(x: Tensor) -> torch.dtype:
     """Return the type that torch would multiply ``x`` in: autocast's if it is on."""
-    if x.dtype == torch.float64 or not _is_autocast(x):
+    if not _is_autocast(x) or x.dtype == torch.float64:
         return x.dtype
     return torch.get_autocast_dtype(x.device.type)
 
 
 def norm_dtype(x: Tensor) -> torch.dtype | None:
     """Return the type that autocast casts x and the parameters of a layer or group norm to, or None if it does not."""
-    if x.dtype == torch.float64 or x.device.type != "cuda" or not _is_autocast(x):
+    if not _is_autocast(x) or x.dtype == torch.float64 or x.device.type != "cuda":
         return None
     return torch.float32
 
@@ -49,9 +49,12 @@ def dtypes_of(*tensors: Tensor | None) -> list[torch.dtype | None]:
     return [None if tensor is None else tensor.dtype for tensor in tensors]
 
 
-def cast_all(tensors: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | None]) -> list[Tensor | None]:
+def cast_all(tensors: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | None]) -> Sequence[Tensor | None]:
     """Return each tensor in its type, as :func:`cast` does."""
-    return [cast(tensor, dtype) for tensor, dtype in zip(tensors, dtypes, strict=True)]
+    for tensor, dtype in zip(tensors, dtypes, strict=True):
+        if tensor is not None and dtype is not None and tensor.dtype != dtype:
+            return [cast(each, own) for each, own in zip(tensors, dtypes, strict=True)]
+    return tensors  # as nearly always
 
 
 _AS_IT_IS = nullcontext()
@@ -63,4 +66,9 @@ def no_autocast(x: Tensor) -> AbstractContextManager[Any]:
 
 
 def _is_autocast(x: Tensor) -> bool:
+    if not _is_any_autocast():  # one question for all devices comes first
+        return False
     return x.device.type in _WITH_AUTOCAST and torch.is_autocast_enabled(x.device.type)
+
+
+_is_any_autocast: Callable[[], bool] = vars(torch._C)["_is_any_autocast_enabled"]

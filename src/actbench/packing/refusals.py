@@ -76,11 +76,16 @@ def refuse_compiling(what: str, why: str, otherwise: str = "") -> None:
     forward calls. So this also checks whether the compiler waits for frames that are called from here.
     """
     refuse_exporting(what, why)
-    if torch.compiler.is_compiling() or callable(_eval_frame.get_eval_frame_callback()):
+    if is_waited_for():
         instead = otherwise or _COMPILABLE
         raise ConversionError(
             f"{what} cannot be compiled: {why}; leave torch.compile out, or use {instead} with torch.compile"
         )
+
+
+def is_waited_for() -> bool:
+    """Return whether a compiler reads this call, or waits for the frames that are called from here."""
+    return torch.compiler.is_compiling() or callable(_eval_frame.get_eval_frame_callback())
 
 
 def refuse_exporting(what: str, why: str) -> None:
@@ -164,7 +169,8 @@ def first_order(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
 
     @functools.wraps(backward)
     def refusing(ctx: Any, *gradients: Tensor) -> Gradients:
-        refuse_second_order()
+        if torch.is_grad_enabled():  # asked here too: each call takes some time of each layer
+            refuse_second_order()
         return backward(ctx, *gradients)
 
     return refusing

@@ -51,6 +51,46 @@ observers: tuple[_Observer, ...] = ()
 
 _changing = threading.Lock()
 
+Value = TypeVar("Value")
+
+
+class ByStorage(Generic[Value]):
+    """Values of storages, as long as these live.
+
+    A storage is known by the address of its object in torch, which a later one may get: so it is held weakly, and
+    compared. A lookup takes a third of that of ``WeakKeyDictionary``, which hashes weak references. A copy is empty.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.KeyedRef[int, UntypedStorage], Value]] = {}
+
+        table = weakref.ref(self)
+
+        def forget(reference: Any) -> None:
+            entries = getattr(table(), "_entries", {})
+            if entries.get(reference.key, (None,))[0] is reference:
+                del entries[reference.key]
+
+        self._forget = forget
+
+    def get(self, storage: UntypedStorage) -> Value | None:
+        """Return the value of a storage, or None."""
+        found = self._entries.get(storage._cdata)
+        return found[1] if found is not None and found[0]() is storage else None
+
+    def put(self, storage: UntypedStorage, value: Value) -> None:
+        """Set the value of a storage."""
+        key = storage._cdata
+        self._entries[key] = weakref.KeyedRef(storage, self._forget, key), value
+
+    def values(self) -> Iterator[Value]:
+        """Yield the values."""
+        return (value for _, value in list(self._entries.values()))
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return type(self), ()
+
+
 _sources: weakref.WeakKeyDictionary[UntypedStorage, Source] = weakref.WeakKeyDictionary()
 _reasons: weakref.WeakKeyDictionary[UntypedStorage, str] = weakref.WeakKeyDictionary()
 
@@ -124,14 +164,14 @@ class SharingTable(Generic[Packed]):
     """Maps tensors to their packed values; one table serves a whole converted model. A copy of a table is empty."""
 
     def __init__(self) -> None:
-        self._packed: weakref.WeakKeyDictionary[torch.UntypedStorage, dict[_Key, Reference[Packed]]]
-        self._packed = weakref.WeakKeyDictionary()
+        self._packed: ByStorage[dict[_Key, Reference[Packed]]] = ByStorage()
 
     def recall(self, source: Tensor, purpose: Hashable = None) -> Packed | None:
         """Return the packed value of this tensor for a purpose, if the tensor is unchanged, else None."""
-        if source.is_inference():
+        entries = self._packed.get(source.untyped_storage())
+        if entries is None or source.is_inference():
             return None
-        reference = self._packed.get(source.untyped_storage(), {}).get(_key(source, purpose))
+        reference = entries.get(_key(source, purpose))
         return None if reference is None else reference()
 
     def remember(self, source: Tensor, reference: Reference[Packed], purpose: Hashable = None) -> None:
@@ -143,13 +183,17 @@ class SharingTable(Generic[Packed]):
         """
         if source.is_inference():
             return
-        entries = self._packed.setdefault(source.untyped_storage(), {})
+        storage, key = source.untyped_storage(), _key(source, purpose)
+        entries = self._packed.get(storage)
+        if entries is None:
+            self._packed.put(storage, {key: reference})
+            return
         if any(version != source._version for _, _, version in entries):
             entries.clear()
         if (len(entries) & (len(entries) - 1)) == 0:  # a power of two
-            for key in [key for key, held in entries.items() if held() is None]:
-                del entries[key]
-        entries[_key(source, purpose)] = reference
+            for dead in [key for key, held in entries.items() if held() is None]:
+                del entries[dead]
+        entries[key] = reference
 
     def __len__(self) -> int:
         return sum(len(entries) for entries in self._packed.values())
@@ -170,27 +214,26 @@ class WeakTensors:
     """
 
     def __init__(self, *tensors: Tensor) -> None:
-        self._parts = [(weakref.ref(tensor.untyped_storage()), _view(tensor)) for tensor in tensors]
+        self._parts = [(weakref.ref(tensor.untyped_storage()), _form(tensor)) for tensor in tensors]
 
     def __call__(self) -> tuple[Tensor, ...] | None:
         """Return the tensors, or None if one of the storages is freed."""
-        held = [(storage(), view) for storage, view in self._parts]
-        live = [view(storage) for storage, view in held if storage is not None]
+        held = [(storage(), form) for storage, form in self._parts]
+        live = [_over(storage, *form) for storage, form in held if storage is not None]
         return tuple(live) if len(live) == len(held) else None
 
 
-def _view(tensor: Tensor) -> Callable[[torch.UntypedStorage], Tensor]:
-    """Return a function that makes a tensor like this one over a storage, without a reference to this one."""
-    place = (tensor.storage_offset(), tensor.shape, tensor.stride())
-    mode = tensor.fake_mode if isinstance(tensor, FakeTensor) else None
-    # to a script on a simulated card a fake tensor says another device than its own
-    dtype, device = tensor.dtype, tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    """Return what a tensor over the same storage is made by, without a reference to this one."""
+    place, dtype = (tensor.storage_offset(), tensor.shape, tensor.stride()), tensor.dtype
+    if isinstance(tensor, FakeTensor):  # to a script on a simulated card it says another device than its own
+        return place, dtype, tensor.fake_device, tensor.fake_mode
+    return place, dtype, tensor.device, None
 
-    def view(storage: torch.UntypedStorage) -> Tensor:
-        if mode is None:
-            return torch.empty(0, dtype=dtype, device=device).set_(storage, *place)
-        with torch._C._DisableTorchDispatch():  # the mode's cache would never free the storage
-            bare = torch.empty(0, dtype=dtype, device="meta").set_(storage, *place)
-        return FakeTensor(mode, bare, device)
 
-    return view
+def _over(storage: UntypedStorage, place: Any, dtype: torch.dtype, device: torch.device, mode: Any) -> Tensor:
+    if mode is None:
+        return torch.empty(0, dtype=dtype, device=device).set_(storage, *place)
+    with torch._C._DisableTorchDispatch():  # the mode's cache would never free the storage
+        bare = torch.empty(0, dtype=dtype, device="meta").set_(storage, *place)
+    return FakeTensor(mode, bare, device)

@@ -19,19 +19,20 @@ class SitePlan:
         codec: The codec of the tensor, if it is packed.
         layout: The layout of the tensor.
         reason: Why the tensor is not packed, or None.
+        elements: How many elements the tensor has.
         encode: What makes the parts of plain tensors, from the tensor and a seed; None for the codec's own way.
         shared: Whether another site asked for its tensor, or this one for another's, since the plan was made. If not,
             the site need not tell others what it packs.
     """
 
-    __slots__ = ("_form", "_of", "_settings", "codec", "encode", "layout", "reason", "shared")
+    __slots__ = ("_form", "_of", "_settings", "codec", "elements", "encode", "layout", "reason", "shared")
 
     def __init__(self, x: Tensor, site: SiteState, of: Codec, reason: str | None) -> None:
         self._form = (x.shape, x.stride(), x.dtype, x.device)
         self._settings, self._of = (site.bits, site.row, site.product), of
         self.reason, self.shared = reason, False
         self.codec = of if reason else of.at(x, site)
-        self.layout = Layout.of(x)
+        self.layout, self.elements = Layout.of(x), x.numel()
         self.encode = None if reason else self.codec.planned(x.detach())
 
     def holds(self, x: Tensor, site: SiteState, of: Codec) -> bool:

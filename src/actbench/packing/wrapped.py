@@ -69,6 +69,14 @@ Inner = Callable[..., Any]
 _running: ContextVar[tuple[Wrapper, ...]] = ContextVar("_running", default=())
 
 
+def in_a_pass() -> bool:
+    """Return whether a pass through a wrapped model runs uncompiled around this call; a graph holds the answer."""
+    return bool(_running.get())
+
+
+vars(in_a_pass)["_dynamo_marked_constant"] = True  # as torch.compiler.assume_constant_result does, without its import
+
+
 class Wrapper:
     """Wraps the passes through one model. It refers to no module, so that parts can be copied alone.
 
@@ -96,8 +104,10 @@ class Wrapper:
     def is_in_graph(self) -> bool:
         """Return whether the modules are compiled now; raise a ConversionError if they cannot be."""
         if self.uncompilable is None:
+            if not torch.compiler.is_compiling():
+                return False
             refuse_exporting(*OWN_BACKWARD)
-            return torch.compiler.is_compiling()
+            return True
         refuse_compiling(*self.uncompilable)
         return False
 
@@ -143,9 +153,15 @@ class WrappedForward(ReboundForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model as a pass; raise a ConversionError under ``torch.compile``, if gradients are needed."""
         module = self.module
-        if not torch.is_grad_enabled() or self.wrapper.is_in_graph():
+        if not torch.is_grad_enabled():
             return self.inner(module, *args, **kwargs)
+        if self.wrapper.is_in_graph():
+            return self.in_graph(module, args, kwargs)
         return self.wrapper.run("", module, self.inner, args, kwargs)
+
+    def in_graph(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the model as a part of the graph that is being compiled."""
+        return self.inner(module, *args, **kwargs)
 
 
 class Entry(ReboundForward):
@@ -157,10 +173,10 @@ class Entry(ReboundForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, as a pass of its own if none runs around it; raise a ConversionError as the model does."""
-        module = self.module
-        if not torch.is_grad_enabled() or self.wrapper.is_in_graph() or not self.wrapper.begins_inside():
-            return self.inner(module, *args, **kwargs)
-        return self.wrapper.run(self.path, module, self.inner, args, kwargs)
+        module, wrapper = self.module, self.wrapper
+        if torch.is_grad_enabled() and not wrapper.is_in_graph() and wrapper.begins_inside():
+            return wrapper.run(self.path, module, self.inner, args, kwargs)
+        return self.inner(module, *args, **kwargs)
 
 
 def bind_entries(model: nn.Module) -> None:

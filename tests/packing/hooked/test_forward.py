@@ -197,7 +197,7 @@ def test_a_copy_packs_its_own_with_the_bits_it_had(hook, packed, step, copied):
 
 
 def test_compiling_is_refused(hook):
-    model = hook(plain())
+    model = hook(plain(), probing=Probing(4, 100))
     compiled = torch.compile(model, backend="eager")
     with pytest.raises(ConversionError, match="packed by hooks cannot be compiled"):
         compiled(batch())

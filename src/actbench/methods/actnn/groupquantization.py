@@ -40,6 +40,11 @@ class GroupQuantization(Codec):
     stochastic: bool = True
     per_group: bool = True
 
+    @property
+    def compiles(self) -> bool:
+        """Whether hooks may pack by the format in graphs of ``torch.compile``."""
+        return True
+
     def at(self, x: Tensor, site: SiteState) -> Codec:
         """Return the groups of a tensor, and their bits."""
         if x.dtype == torch.bool:

@@ -6,6 +6,7 @@ the codes: codes from a recomputation may have other bits than those of the firs
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -116,14 +117,14 @@ class Groups(GroupCodec):
 
     def unpack(self, parts: Parts, layout: Layout) -> Tensor:
         """Return the decoded tensor; plain parts of whole bits are decoded at once, where it lies."""
-        (codes, words), count = parts, layout.elements
-        width = codes.numel() * 8 // count
-        whole = codes.numel() == bitpack.packed_bytes(count, width) and words.numel() == -(-count // self.group_size)
-        if not (whole and layout.dtype != torch.float64 and plain(codes, words)):
+        codes, words = parts
+        width = _whole_bits(codes.numel(), words.numel(), layout.shape.numel(), self.group_size)
+        if not width or layout.dtype is torch.float64 or not plain(codes, words):
             return super().unpack(parts, layout)
-        out = torch.empty(layout.shape if layout.order is None else (count,), dtype=layout.dtype, device=codes.device)
+        in_order = layout.order is None
+        out = codes.new_empty(layout.shape if in_order else (layout.elements,), dtype=layout.dtype)
         groupquant.fill_decoded(out, codes, words, width, self.group_size)
-        return out if layout.order is None else layout.laid_out(out)
+        return out if in_order else layout.laid_out(out)
 
     def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
         """Return the parts of a tensor."""
@@ -189,6 +190,13 @@ class OneGroup(Groups):
     def bits(self, layout: Layout) -> float:
         """Return the bits of a code."""
         return self.width
+
+
+@functools.lru_cache(maxsize=4096)
+def _whole_bits(size: int, words: int, count: int, group_size: int) -> int:
+    """Return the bits of each of so many elements, by the bytes of their codes and words; 0 if these tell no number."""
+    width = size * 8 // count if count else 0
+    return width if size == bitpack.packed_bytes(count, width) and words == -(-count // group_size) else 0
 
 
 def _narrow(codes: Tensor, count: int, width: int) -> Tensor:

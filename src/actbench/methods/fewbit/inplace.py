@@ -21,6 +21,6 @@ def applied(function: type[Any], x: Tensor, exact: Callable[[Tensor], Tensor], *
         exact: The layer.
         arguments: Its further arguments.
     """
-    overwrites = getattr(exact, "inplace", False) and torch.compiler.is_compiling()
+    overwrites = torch.compiler.is_compiling() and getattr(exact, "inplace", False)
     found: Tensor = function.apply(x.clone() if overwrites else x, exact, *arguments)
     return x.copy_(found) if overwrites else found

@@ -147,7 +147,8 @@ class StepwiseGradient(torch.autograd.Function):
             output, codes = at_once
         else:
             codes = encode(steps.compared(in_order(x, ctx.order)), bounds, steps.bits, steps.fold)
-        savedtensors.packed(x, codes)
+        if savedtensors.observers:
+            savedtensors.packed(x, codes)
         ctx.save_for_backward(told_apart(codes, ctx.order), levels)
         if at_once is not None:
             return output
@@ -161,8 +162,10 @@ class StepwiseGradient(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient by the steps, in the memory layout of x."""
         codes, levels = ctx.saved_tensors
-        product = ctx.steps.gradient(codes.view(-1), levels, in_order(grad, ctx.order))
-        return as_it_lay(product, ctx.order).to(ctx.dtype), None, None, None, None, None
+        order, dtype = ctx.order, ctx.dtype
+        product = ctx.steps.gradient(codes if order is None else codes.view(-1), levels, in_order(grad, order))
+        product = as_it_lay(product, order)
+        return product if product.dtype == dtype else product.to(dtype), None, None, None, None, None
 
 
 class StepwiseActivation(nn.Module):
@@ -198,14 +201,15 @@ class StepwiseActivation(nn.Module):
         if not (torch.is_grad_enabled() and input.requires_grad):
             exact: Tensor = self.exact(input)
             return exact
-        function = self.function
-        if function == RELU and not getattr(self.exact, "inplace", False):
+        function, exact_layer, steps = self.function, self.exact, self.steps
+        if function == RELU and not getattr(exact_layer, "inplace", False):
             if input.is_contiguous():  # its operator needs no table
-                return applied(StepwiseGradient, input, self.exact, self.steps, None, None, function)
+                return applied(StepwiseGradient, input, exact_layer, steps, None, None, function)
             function = None
-        if self.levels.device != input.device:  # a model over several devices
-            self.to(input.device)
-        return applied(StepwiseGradient, input, self.exact, self.steps, self.bounds, self.levels, function)
+        levels = self.levels  # once: a module looks long for its buffers
+        if levels.device != input.device:  # a model over several devices
+            levels = self.to(input.device).levels
+        return applied(StepwiseGradient, input, exact_layer, steps, self.bounds, levels, function)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StepwiseActivation:
         """Move the layer, but keep its constants float32 in models of half types; fill them after ``to_empty``."""

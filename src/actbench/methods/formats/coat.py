@@ -26,6 +26,11 @@ class MixedGranularity(Codec):
 
     group_size: int  # in the order of memory
 
+    @property
+    def compiles(self) -> bool:
+        """Whether hooks may pack by the format in graphs of ``torch.compile``."""
+        return True
+
     def at(self, x: Tensor, site: SiteState) -> Codec:
         """Return 8-bit floats with one float32 scale or a bfloat16 scale for each group, or 1 bit for booleans."""
         if x.dtype == torch.bool:

@@ -8,11 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from torch import nn
 
 from actbench.errors import NothingToConvertError
+from actbench.packing.hooked import HookedForward
 from actbench.packing.hooked.widths import WidthForward
 from actbench.packing.linearkinds import is_linear
 from actbench.packing.replacement import census
 
 _CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
+
+UNCOMPILABLE = ("a model whose layers have bits of their own", "a graph does not tell which of them saves a tensor")
+"""What cannot be compiled, and why."""
 
 _SOFTMAX = nn.Softmax, nn.LogSoftmax, nn.Softmax2d
 
@@ -59,3 +63,5 @@ def bind(module: nn.Module, widths: Mapping[str, int]) -> None:
     for name, bits in widths.items():
         for layer in [layer for layer in module.modules() if TYPES[name](layer)]:
             WidthForward(layer, bits).bind()
+    for forward in filter(None, map(HookedForward.of, module.modules() if widths else ())):
+        forward.wrapper.uncompilable = UNCOMPILABLE

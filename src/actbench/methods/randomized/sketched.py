@@ -57,7 +57,8 @@ class SketchedProduct(torch.autograd.Function):
             if ctx.needs_input_grad[0]:
                 for_x = cast(input_gradient(ctx, rows, weight), ctx.dtypes[0])
             if ctx.needs_input_grad[1]:
-                projected = project(rows, key, sketch.shape[0], ctx.sketching.kind).to(sketch.dtype)
+                projected = project(rows, key, sketch.shape[0], ctx.sketching.kind)
+                projected = projected if projected.dtype == sketch.dtype else projected.to(sketch.dtype)
                 left, right = (sketch, projected) if ctx.transposed else (projected, sketch)
                 for_weight = cast(left.t() @ right, ctx.dtypes[1])
             if ctx.needs_input_grad[2]:
@@ -88,23 +89,20 @@ class Sketched(nn.Module):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Return (..., d_out) of (..., d_in) as the exact layer does, bit for bit."""
         rows = math.prod(input.shape[:-1])
-        size = self.sketching.size(rows)
-        if self.training and not torch.is_grad_enabled() and not traced():
+        size, weight, has_gradient = self.sketching.size(rows), self.weight, torch.is_grad_enabled()
+        if self.training and not has_gradient and not traced():
             noise.begin()  # re-entrant checkpointing runs it again in the backward pass
-        if not torch.is_grad_enabled() or not self.weight.requires_grad or size >= rows:
+        if not has_gradient or not weight.requires_grad or size >= rows:
             exact: Tensor = super().forward(input)
             return exact
-        sketch, key = self._sketch(input, size)
-        output: Tensor = SketchedProduct.apply(
-            input, self.weight, self.bias, sketch, key, self.sketching, self.transposed
-        )
+        sketch, key = self._sketch(input.detach(), size)
+        output: Tensor = SketchedProduct.apply(input, weight, self.bias, sketch, key, self.sketching, self.transposed)
         return output
 
     def extra_repr(self) -> str:
         """Add the sketch to the layer's own text."""
         return f"{super().extra_repr()}, {self.sketching}"
 
-    @torch.no_grad()
     def _sketch(self, x: Tensor, size: int) -> Sketch:
         dtype = product_dtype(x)
         if traced():  # a graph has no storages to identify a tensor by
@@ -119,7 +117,8 @@ class Sketched(nn.Module):
     def _make(self, x: Tensor, size: int, dtype: torch.dtype) -> Sketch:
         with no_autocast(x):
             sketch, key = fresh_sketch(rows_of(x), size, self.sketching.kind, dtype)
-        savedtensors.packed(x, sketch, key)
+        if savedtensors.observers:
+            savedtensors.packed(x, sketch, key)
         return sketch, key
 
 

@@ -18,8 +18,10 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
+from actbench.ops.library import traced
 from actbench.packing import Packed, SavedTensors, SiteState, savedtensors
 from actbench.packing.codecs import Unpacked
+from actbench.packing.hooked.oprules import all_stays_whole
 from actbench.packing.refusals import first_order
 from actbench.packing.wrapped import Rules
 
@@ -107,6 +109,9 @@ def fused_attention(
     graph = any(tensor is not None and tensor.requires_grad for tensor in (query, key, value, attn_mask))
     if not (graph and torch.is_grad_enabled()):
         return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
+    if dropout_p and traced():  # a graph would draw other numbers in the second run
+        with all_stays_whole():
+            return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
     output: Tensor = FusedAttention.apply(query, key, value, attn_mask, hooks, options)
     return output
 

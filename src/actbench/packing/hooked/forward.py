@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -13,12 +14,23 @@ from torch.autograd.graph import saved_tensors_hooks
 from actbench.errors import ConversionError, NothingToConvertError
 from actbench.packing import Exclude, HostOffload, Identity, Packed, SavedTensors, SiteState, savedtensors
 from actbench.packing.hooked.hooks import Hooks
+from actbench.packing.hooked.ingraph import form_of, region
 from actbench.packing.packer import ON_HOST, StaysHere, own_tensors
-from actbench.packing.refusals import refuse_compiled
-from actbench.packing.wrapped import HookWrapper, Inner, WrappedForward, bind_entries
+from actbench.packing.refusals import is_waited_for, refuse_compiled, refuse_compiling
+from actbench.packing.wrapped import HookWrapper, Inner, WrappedForward, bind_entries, in_a_pass
 from actbench.units import KIB
 
-HOOKS = ("a model whose saved tensors are packed by hooks", "torch.compile does not trace the hooks")
+_PACKED = "a model whose saved tensors are packed by hooks"
+HOOKS = (_PACKED, "torch.compile does not trace the hooks")
+PROBED = (
+    _PACKED,
+    "the bits of its tensors follow from passes that probe it, and a compiled graph has the bits of its trace",
+)
+MOVED = ("a model whose saved tensors wait in host memory", "torch.compile does not trace the hooks that move them")
+IN_BLOCKS = (
+    "a block of a model whose saved tensors are packed by hooks",
+    "the hooks around it would pack what its graph saves, whatever that is; compile the whole model",
+)
 """What cannot be compiled, and why."""
 
 
@@ -49,11 +61,33 @@ class Probing(Protocol):
 class Packing(HookWrapper):
     """Packing hooks around the passes through a model, and the probing that allocates bits at intervals, or None."""
 
-    uncompilable = HOOKS
     hooked = True
 
     def __init__(self, hooks: Hooks, probing: Probing | None) -> None:
-        self.hooks, self.probing = hooks, probing
+        self.hooks = hooks
+        self.probe_by(probing)
+        self.form = form_of(hooks)
+
+    def probe_by(self, probing: Probing | None) -> None:
+        """Allocate bits by a probing from now on, or by none."""
+        self.probing, packer = probing, self.hooks.packer
+        if packer.placement is not None:
+            self.uncompilable = MOVED
+        elif probing is not None:
+            self.uncompilable = PROBED
+        else:
+            self.uncompilable = None if packer.codec.compiles else HOOKS
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        form_of(self.hooks)  # in the process that unpickles it may not be known
+
+    def is_in_graph(self) -> bool:
+        """Return whether the modules are compiled now; raise a ConversionError if they cannot be."""
+        inside = super().is_in_graph()
+        if is_waited_for() and in_a_pass():
+            refuse_compiling(*IN_BLOCKS)
+        return inside
 
     def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
         """Run a pass with its saved tensors packed; allocate bits before it if this is due."""
@@ -75,6 +109,12 @@ class HookedForward(WrappedForward):
     def __init__(self, module: nn.Module, hooks: Hooks, probing: Probing | None = None) -> None:
         super().__init__(module)
         self.wrapper = Packing(hooks, probing)
+
+    def in_graph(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the model as a region of the graph that is being compiled."""
+        from torch._higher_order_ops.wrap import dynamo_bypassing_wrapper  # the compiler has imported it
+
+        return dynamo_bypassing_wrapper(partial(region, self.wrapper.form), self.inner, module, *args, **kwargs)
 
     @classmethod
     def bind_on(cls, scheme: str, module: nn.Module, hooks: Hooks, probing: Probing | None = None) -> None:
@@ -112,7 +152,7 @@ class HookedForward(WrappedForward):
 
     @probing.setter
     def probing(self, probing: Probing | None) -> None:
-        self.wrapper.probing = probing
+        self.wrapper.probe_by(probing)
 
     def adapted(self) -> Any:
         """Return the bits, and when they were allocated; see :class:`actbench.packing.forwardwrapper.Adapted`."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -24,6 +25,9 @@ from actbench.packing.wrapped import Rules
 
 _VIEWS = ("ToCopyBackward0", "TBackward0", "TransposeBackward0", "ViewBackward0", "UnsafeViewBackward0")
 _MASKING = ("Log", "MaskedFill", "MaskedScatter", "Where")
+IN_A_GRAPH = "torch::autograd::Error"
+"""The node of what a graph that is traced is given."""
+_OF_LEAVES = ("torch::autograd::AccumulateGrad", IN_A_GRAPH)
 
 
 def is_cast_of_parameter(tensor: Tensor, maker: str) -> str | None:
@@ -31,7 +35,7 @@ def is_cast_of_parameter(tensor: Tensor, maker: str) -> str | None:
 
     Its error would be an error of the weight, by which every earlier gradient is multiplied.
     """
-    is_cast = maker == "torch::autograd::AccumulateGrad" and tensor.grad_fn is not None
+    is_cast = maker in _OF_LEAVES and tensor.grad_fn is not None
     return "a parameter in another type" if is_cast else None
 
 
@@ -83,6 +87,16 @@ _current: ContextVar[OpRule] = ContextVar("_current", default=_NOTHING)
 def current_rule() -> OpRule:
     """Return the rule of the operator that runs."""
     return _current.get()
+
+
+@contextmanager
+def all_stays_whole() -> Iterator[None]:
+    """Let all stay whole that operators save inside the context."""
+    token = _current.set(OpRule(is_statistic=lambda _: True))
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 _PRODUCTS = (

@@ -24,10 +24,11 @@ from actbench.methods.actnn.layers.savedinput import (
     SavedInput,
     is_differentiated,
     load,
+    rows_of_piece,
     save,
     summed,
 )
-from actbench.packing.precision import cast, cast_all, dtypes_of, wide
+from actbench.packing.precision import cast_all, dtypes_of, wide
 from actbench.packing.refusals import first_order
 
 
@@ -54,7 +55,7 @@ def sums(saved: SavedInput, grad: Tensor, statistics: Statistics) -> tuple[Tenso
     """Return the sums over each channel of dy and of dy (x - mean), in float32 for half types."""
 
     def of(piece: slice) -> tuple[Tensor, Tensor]:
-        part = grad[piece].to(wide(grad.dtype))
+        part = rows_of_piece(grad, piece).to(wide(grad.dtype))
         return sum_of(part), sum_of(statistics.deviation(saved.rows(piece)).mul_(part))
 
     found: Any = summed(saved.pieces(), of)
@@ -74,7 +75,7 @@ def input_gradient(
     inclination = mean_dy_deviation * statistics.invstd.to(mean_dy.dtype).square()
 
     def write(piece: slice) -> None:
-        x, part = saved.rows(piece), grad[piece]
+        x, part = saved.rows(piece), rows_of_piece(grad, piece)
         room = found.room(piece, x)
         work = room if room.dtype == wide(room.dtype) else torch.empty_like(room, dtype=wide(room.dtype))
         torch.sub(x, _over_channels(statistics.mean, x), out=work).mul_(_over_channels(inclination, x))
@@ -119,8 +120,8 @@ class BatchNormalization(torch.autograd.Function):
             found = _at_once(ctx, grad, saved, others)
         else:
             found = _in_pieces(ctx, grad, saved, others)
-        wanted = zip(found, ctx.dtypes, ctx.needs_input_grad[:3], strict=True)
-        return *(cast(each, dtype) if is_wanted else None for each, dtype, is_wanted in wanted), None
+        wanted = zip(found, ctx.needs_input_grad, strict=False)
+        return *cast_all([each if is_wanted else None for each, is_wanted in wanted], ctx.dtypes), None
 
 
 _backward: Any = torch.ops.aten._batch_norm_impl_index_backward.default
@@ -187,13 +188,13 @@ class BatchNorm(Compressed):
     def mode(self) -> tuple[bool, float]:
         """Count the batch; return whether its statistics are used, and its share in the running statistics."""
         layer: Any = self
-        momentum = 0.0 if layer.momentum is None else layer.momentum
-        tracked = layer.num_batches_tracked if layer.training and layer.track_running_stats else None
+        training, momentum = layer.training, 0.0 if layer.momentum is None else layer.momentum
+        tracked = layer.num_batches_tracked if training and layer.track_running_stats else None
         if tracked is not None:
             tracked.add_(1)
             if layer.momentum is None:
                 momentum = 1.0 / float(tracked)
-        return layer.training or (layer.running_mean is None and layer.running_var is None), momentum
+        return training or (layer.running_mean is None and layer.running_var is None), momentum
 
 
 class CompressedBatchNorm1d(BatchNorm, nn.BatchNorm1d):

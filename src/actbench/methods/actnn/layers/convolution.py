@@ -8,8 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from actbench.methods.actnn.layers.geometry import Geometry, channels_last
-from actbench.methods.actnn.layers.savedinput import Compressed, SavedInput, Sums, is_differentiated, load, save, summed
-from actbench.packing.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
+from actbench.methods.actnn.layers.savedinput import (
+    Compressed,
+    SavedInput,
+    Sums,
+    is_differentiated,
+    load,
+    rows_of_piece,
+    save,
+    summed,
+)
+from actbench.packing.precision import cast_all, dtypes_of, no_autocast, product_dtype
 from actbench.packing.refusals import first_order
 
 
@@ -39,7 +48,8 @@ class Convolution(torch.autograd.Function):
         save(ctx, packed, layer, weight, by_row=geometry.has_batch(x))
         dtype = product_dtype(x)
         with no_autocast(x):
-            return geometry.forward(x if x.dtype == dtype else x.to(dtype), weight.to(dtype), cast(bias, dtype))
+            found: Any = cast_all((x, weight, bias), (dtype,) * 3)
+            return geometry.forward(*found)
 
     @staticmethod
     @first_order
@@ -90,7 +100,8 @@ def _weight_gradients(geometry: Geometry, saved: SavedInput, grad: Tensor, weigh
 
     def of(piece: slice) -> Sums:
         x = saved.rows(piece).to(grad.dtype)
-        x, part = (x, grad[piece]) if geometry.has_batch(x) else (x.unsqueeze(0), grad.unsqueeze(0))
+        is_batch = geometry.has_batch(x)
+        x, part = (x, rows_of_piece(grad, piece)) if is_batch else (x.unsqueeze(0), grad.unsqueeze(0))
         found = geometry.backward(part, geometry.padded(x), weight, (False, True, for_bias))
         return found[1], found[2] if for_bias else None
 

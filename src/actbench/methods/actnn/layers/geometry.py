@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,9 +30,10 @@ def numbers(given: Numbers, dims: int) -> tuple[int, ...]:
 
 def channels_last(x: Tensor) -> torch.memory_format | None:
     """Return the channels-last format of x; None if x has another layout, or is contiguous too."""
+    if x.is_contiguous():
+        return None
     layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.dim())
-    known = layout is not None and not x.is_contiguous() and x.is_contiguous(memory_format=layout)
-    return layout if known else None
+    return layout if layout is not None and x.is_contiguous(memory_format=layout) else None
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,13 @@ class Geometry:
 
         ``output_padding`` replaces the layer's if a transposed layer is called with an output size.
         """
-        key = [getattr(layer, name) for name in _OF_A_LAYER]
         wanted = None if output_padding is None else tuple(output_padding)
-        return _geometry(*(tuple(value) if isinstance(value, list) else value for value in key), wanted)
+        key, known = (*_of_a_layer(layer), wanted), vars(layer).get("_geometry")
+        if known is None or known[0] != key:  # a layer asks in each pass, and rarely changes
+            given: Any = [tuple(value) if isinstance(value, list) else value for value in key]
+            layer._geometry = known = key, cls.made(*given)
+        geometry: Geometry = known[1]
+        return geometry
 
     @classmethod
     def made(
@@ -178,11 +184,10 @@ class Geometry:
         return self.stride, self.padding, self.dilation, self.transposed, output_padding, self.groups
 
 
-_OF_A_LAYER = (
+_of_a_layer = operator.attrgetter(
     "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "transposed", "output_padding",
     "_reversed_padding_repeated_twice",
 )  # fmt: skip
-_geometry = functools.lru_cache(maxsize=4096)(Geometry.made)  # a layer asks in each pass
 
 
 @functools.cache

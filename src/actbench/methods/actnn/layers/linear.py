@@ -8,7 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actbench.methods.actnn.layers.savedinput import Compressed, SavedInput, Sums, is_differentiated, load, save, summed
+from actbench.methods.actnn.layers.savedinput import (
+    Compressed,
+    SavedInput,
+    Sums,
+    is_differentiated,
+    load,
+    rows_of_piece,
+    save,
+    summed,
+)
 from actbench.packing.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
 from actbench.packing.refusals import first_order
 
@@ -30,16 +39,17 @@ class Product(torch.autograd.Function):
         """Return the gradients of x, W and b, where they are wanted."""
         ctx.site.see_gradient(grad)
         saved, (weight,) = load(ctx, grad)
-        for_x, for_weight, for_bias = None, None, None
+        for_x, for_weight, for_bias, _ = ctx.needs_input_grad
+        found: list[Tensor | None] = [None, None, None]
         with no_autocast(grad):
-            if ctx.needs_input_grad[1]:
-                for_weight = _weight_gradient(saved, grad, ctx.transposed)
+            if for_weight:
+                found[1] = _weight_gradient(saved, grad, ctx.transposed)
             rows = rows_of(grad)
-            if ctx.needs_input_grad[0]:
-                for_x = input_gradient(ctx, rows, weight)
-            if ctx.needs_input_grad[2]:
-                for_bias = rows.sum(0)
-        return *cast_all((for_x, for_weight, for_bias), ctx.dtypes), None
+            if for_x:
+                found[0] = input_gradient(ctx, rows, weight)
+            if for_bias:
+                found[2] = rows.sum(0)
+        return *cast_all(found, ctx.dtypes), None
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, transposed: bool) -> Tensor:
@@ -55,22 +65,23 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, 
 
 def input_gradient(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
     """Return the gradient of x, of ``ctx.shape``, from the rows (N, d_out) of the output's gradient."""
-    found = rows @ (weight.t() if ctx.transposed else weight).to(rows.dtype)
+    weight = weight.t() if ctx.transposed else weight
+    found = rows @ (weight if weight.dtype == rows.dtype else weight.to(rows.dtype))
     return found if found.shape == ctx.shape else found.view(ctx.shape)
 
 
 def _weight_gradient(saved: SavedInput, grad: Tensor, transposed: bool) -> Tensor | None:
     def of(piece: slice) -> Sums:
-        x = saved.rows(piece).to(grad.dtype)
-        part = rows_of(grad[piece] if x.dim() > 1 else grad)
-        return (rows_of(x).t() @ part if transposed else part.t() @ rows_of(x),)
+        x, part = rows_of(saved.rows(piece)), rows_of(rows_of_piece(grad, piece))
+        x = x if x.dtype == part.dtype else x.to(part.dtype)
+        return (x.t() @ part if transposed else part.t() @ x,)
 
     return summed(saved.pieces(), of)[0]
 
 
 def rows_of(x: Tensor) -> Tensor:
     """Return a tensor of features as its rows, (N, d)."""
-    return x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+    return x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
 
 
 class Linear(Compressed):

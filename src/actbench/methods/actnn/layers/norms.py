@@ -17,6 +17,7 @@ from actbench.methods.actnn.layers.savedinput import (
     Sums,
     is_differentiated,
     load,
+    rows_of_piece,
     save,
     summed,
 )
@@ -48,9 +49,9 @@ class LayerNormalization(torch.autograd.Function):
 
         def of(piece: slice) -> Sums:
             x = saved.rows(piece).to(grad.dtype)
-            statistics = mean[piece], rstd[piece]
+            statistics = rows_of_piece(mean, piece), rows_of_piece(rstd, piece)
             return _layer_norm_backward(
-                grad[piece], x, ctx.normalized, *statistics, weight, bias, list(ctx.needs_input_grad[:3])
+                rows_of_piece(grad, piece), x, ctx.normalized, *statistics, weight, bias, list(ctx.needs_input_grad[:3])
             )
 
         inner = len(ctx.normalized)
@@ -81,9 +82,9 @@ class GroupNormalization(torch.autograd.Function):
 
         def of(piece: slice) -> Sums:
             x = saved.rows(piece).to(grad.dtype)
-            statistics = mean[piece], rstd[piece], weight
+            statistics = rows_of_piece(mean, piece), rows_of_piece(rstd, piece), weight
             return _group_norm_backward(
-                _laid_out(grad[piece], x),
+                _laid_out(rows_of_piece(grad, piece), x),
                 _laid_out(x, x),
                 *statistics,
                 *_sizes(x),

@@ -19,6 +19,7 @@ from actbench.methods.actnn.layers.savedinput import needs_codes
 from actbench.methods.fewbit import piecewise
 from actbench.methods.fewbit.piecewise import Piecewise
 from actbench.methods.fewbit.stepwise import RELU, StepwiseGradient
+from actbench.ops.library import traced
 from actbench.packing.layout import constants
 
 
@@ -39,6 +40,8 @@ _tables: dict[tuple[tuple[float, ...], torch.device], Tensor] = {}
 
 def _table(values: tuple[float, ...], like: Tensor) -> Tensor:
     """Return values as a tensor on the device of ``like``; real tensors are made once for each device."""
+    if traced():  # a graph has its own
+        return constants(values, like)
     key = (values, like.device)
     if key in _tables and not isinstance(like, FakeTensor):
         return _tables[key]

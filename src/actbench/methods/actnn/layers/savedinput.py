@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from actbench.methods.actnn.layers.ingraph import InGraph
 from actbench.ops.bitpack import pack_codes, packed_bytes, unpack_codes
 from actbench.ops.library import DTYPES
 from actbench.packing import Packed, SavedTensors, SiteState
+from actbench.packing.codecs import OnHost
 from actbench.packing.layout import as_it_lay, in_order, memory_order
 from actbench.packing.precision import wide
 
@@ -71,16 +72,22 @@ class Compressed(InGraph):
 
 def is_differentiated(*tensors: Tensor | None) -> bool:
     """Return whether a gradient of any tensor is needed; complex tensors are left to torch."""
+    if not torch.is_grad_enabled():
+        return False
     wanted = False
     for tensor in tensors:
         if tensor is not None:
             if tensor.is_complex():
                 return False
             wanted = wanted or tensor.requires_grad
-    return wanted and torch.is_grad_enabled()
+    return wanted
 
 
 Sums = tuple[Tensor | None, ...]
+
+WHOLE: Final = slice(None)
+"""The one piece of a batch that is not cut."""
+_WHOLE: Final = (WHOLE,)
 
 
 class SavedInput(NamedTuple):
@@ -89,21 +96,24 @@ class SavedInput(NamedTuple):
     packed: Packed | None
     chunk: int
 
-    def pieces(self) -> list[slice]:
+    def pieces(self) -> Sequence[slice]:
         """Return the rows (entries of dimension 0) of each piece; one piece if single rows cannot be decoded."""
         assert self.packed is not None
+        if self.chunk == 1 or not self.packed.divisible:
+            return _WHOLE
         rows = self.packed.layout.shape[0]
-        if self.chunk == 1:
-            return [slice(0, rows)]
-        count = min(self.chunk, rows) if self.packed.divisible else 1
-        return [slice(rows * i // count, rows * (i + 1) // count) for i in range(max(count, 1))]
+        count = min(self.chunk, rows)
+        return [slice(rows * i // count, rows * (i + 1) // count) for i in range(count)] if count > 1 else _WHOLE
 
     def rows(self, piece: slice) -> Tensor:
         """Return the input's rows of a piece."""
         assert self.packed is not None
-        if piece == slice(0, self.packed.layout.shape[0]):
-            return self.packed.unpack()
-        return self.packed.rows(piece.start, piece.stop)
+        return self.packed.unpack() if piece is WHOLE else self.packed.rows(piece.start, piece.stop)
+
+
+def rows_of_piece(tensor: Tensor, piece: slice) -> Tensor:
+    """Return the rows of a piece of another tensor of the batch; to cut nothing off takes as long as a product."""
+    return tensor if piece is WHOLE else tensor[piece]
 
 
 _autograd: Any = torch._C._autograd
@@ -119,24 +129,31 @@ def save(ctx: Any, packed: Packed | None, layer: Compressed, *others: Tensor | N
     site = layer.site
     if packed is None:
         site.owner, site.elements = None, 0
-    ctx.packed, ctx.site, ctx.by_row = None if packed is None else Packed(packed.codec, packed.layout, ()), site, by_row
-    ctx.others = len(others)
+    ctx.packed, ctx.site, ctx.by_row, ctx.others = None, site, by_row, len(others)
     if _autograd._top_saved_tensors_default_hooks(True) is not None:  # there are hooks
         layer.packer.exclude.add(tensor for tensor in others if tensor is not None)
-    ctx.save_for_backward(*others, *(() if packed is None else packed.parts))
+    if packed is None:
+        ctx.save_for_backward(*others)
+    else:
+        ctx.packed = packed.codec, packed.layout
+        ctx.save_for_backward(*others, *packed.parts)
 
 
 def load(ctx: Any, grad: Tensor) -> tuple[SavedInput, Sequence[Any]]:
     """Return the saved input and the other saved tensors, for the gradient of the output."""
-    tensors, packed, size_bytes, site = ctx.saved_tensors, None, grad.nbytes, ctx.site
+    tensors, others, packed, site, size_bytes = ctx.saved_tensors, ctx.others, None, ctx.site, 0
     if ctx.packed is not None:
-        codec, layout, _ = ctx.packed
-        packed = Packed(codec, layout, tensors[ctx.others :]).fetched()  # once, for all pieces
-        size_bytes += 0 if site.pipeline_threshold is None else layout.elements * layout.dtype.itemsize
-    return SavedInput(packed, site.pieces(size_bytes) if ctx.by_row else 1), tensors[: ctx.others]
+        codec, layout = ctx.packed
+        packed = Packed(codec, layout, tensors[others:])
+        if isinstance(codec, OnHost):
+            packed = packed.fetched()  # once, for all pieces
+        if site.pipeline_threshold is not None:
+            size_bytes = grad.nbytes + layout.elements * layout.dtype.itemsize
+    chunk = site.pieces(size_bytes) if ctx.by_row and (site.pipeline_threshold is not None or site.chunk > 1) else 1
+    return SavedInput(packed, chunk), tensors[:others]
 
 
-def summed(pieces: list[slice], compute: Callable[[slice], Sums]) -> Sums:
+def summed(pieces: Sequence[slice], compute: Callable[[slice], Sums]) -> Sums:
     """Return the sums of ``compute`` over all pieces; half types are summed in float32.
 
     All but the sums is freed before the next piece is computed.

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from actbench.errors import ConversionError
 from actbench.methods.actnn.groups import NOT_FINITE
-from actbench.methods.formats.encodings import Encoding
+from actbench.methods.formats.encodings import Encoding, Smaq
 from actbench.ops import noise
 from actbench.ops.library import DTYPES
 from actbench.ops.noise import fresh_seed
@@ -36,6 +36,11 @@ class Encoded(Codec):
     """
 
     encoding: Encoding
+
+    @property
+    def compiles(self) -> bool:
+        """Whether hooks may pack by the format in graphs of ``torch.compile``: SmaQ alone was tried."""
+        return isinstance(self.encoding, Smaq)
 
     def why_not(self, x: Tensor) -> str | None:
         """Return why the format cannot take a tensor, or None."""

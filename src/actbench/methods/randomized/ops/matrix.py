@@ -22,7 +22,7 @@ from numba import prange
 from torch import Tensor
 
 from actbench.ops import noise, rawkernel
-from actbench.ops.cpu import BLOCK, kernel
+from actbench.ops.cpu import BLOCK, at, kernel
 from actbench.ops.cpu.halves import fill_random, state_at
 from actbench.ops.library import EVERYWHERE, define
 
@@ -111,19 +111,19 @@ def _table(device: torch.device) -> Tensor:
 def columns_on_cpu(seed: Tensor, first: int, columns: int, size: int, table: np.ndarray | None) -> Tensor:
     """Return (size, columns) float32 entries: from the table, or rademacher without one."""
     out = _empty(columns, size, torch.float32, torch.device("cpu"))
-    start, flat = first * space(size), _flat(out).numpy()
+    start, count = first * space(size), out.untyped_storage().nbytes() // out.itemsize
     if table is None:
-        _rademacher(flat.size, seed.data_ptr(), start, flat)
+        _rademacher(count, seed.data_ptr(), start, count, out.data_ptr())
     else:
-        _gaussian(flat.size, seed.data_ptr(), start, table, flat)
+        _gaussian(count, seed.data_ptr(), start, table, count, out.data_ptr())
     return out
 
 
 @kernel
-def _rademacher(blocks: int, seed: int, first: int, out: np.ndarray) -> None:
-    state = state_at(seed)
+def _rademacher(blocks: int, seed: int, first: int, count: int, out: int) -> None:
+    state, entries = state_at(seed), at(out, count, np.float32)
     for block in prange(blocks):
-        part = out[block * BLOCK : (block + 1) * BLOCK]
+        part = entries[block * BLOCK : (block + 1) * BLOCK]
         start = first + block * BLOCK
         words = np.empty(BLOCK // 64 + 1, np.uint64)
         fill_random(state, start // 64, words)
@@ -135,10 +135,10 @@ def _rademacher(blocks: int, seed: int, first: int, out: np.ndarray) -> None:
 
 
 @kernel
-def _gaussian(blocks: int, seed: int, first: int, table: np.ndarray, out: np.ndarray) -> None:
-    state = state_at(seed)
+def _gaussian(blocks: int, seed: int, first: int, table: np.ndarray, count: int, out: int) -> None:
+    state, entries = state_at(seed), at(out, count, np.float32)
     for block in prange(blocks):
-        part = out[block * BLOCK : (block + 1) * BLOCK]
+        part = entries[block * BLOCK : (block + 1) * BLOCK]
         start = first + block * BLOCK
         words = np.empty(BLOCK // 4 + 1, np.uint64)
         fill_random(state, start // 4, words)
@@ -149,12 +149,14 @@ def _gaussian(blocks: int, seed: int, first: int, table: np.ndarray, out: np.nda
 
 
 def _check(seed: Tensor, first: int, columns: int, size: int, kind: str, dtype: torch.dtype, copies: int) -> None:
-    torch._check_value(kind in KINDS, lambda: f"a sketch is {' or '.join(KINDS)}, not {kind!r}")
-    torch._check_value(seed.dtype == torch.int64 and seed.dim() == 0, lambda: "the seed must be a 0-d int64 tensor")
-    torch._check_value(dtype.is_floating_point, lambda: f"a sketch has float entries, not {dtype}")
-    torch._check_value(
-        first >= 0 and columns >= 0 and size >= 0 and copies >= 1, lambda: "rows and columns are not negative"
-    )
+    if kind not in KINDS:
+        raise ValueError(f"a sketch is {' or '.join(KINDS)}, not {kind!r}")
+    if seed.dtype != torch.int64 or seed.dim() != 0:
+        raise ValueError("the seed must be a 0-d int64 tensor")
+    if not dtype.is_floating_point:
+        raise ValueError(f"a sketch has float entries, not {dtype}")
+    if first < 0 or columns < 0 or size < 0 or copies < 1:
+        raise ValueError("rows and columns are not negative")
 
 
 def _make(

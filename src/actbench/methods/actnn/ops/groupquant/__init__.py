@@ -145,12 +145,11 @@ def encoder(
     It is for tensors of the form of x, which have no gaps in memory and are plain (:func:`actbench.ops.library.plain`):
     what the operator checks and computes at each call is known of them.
     """
-    size, groups = bitpack.packed_bytes(x.numel(), bits), -(-x.numel() // group_size)
-    device, fill = x.device, launch_encode if x.is_cuda else cpu.encode
+    size, groups = (bitpack.packed_bytes(x.numel(), bits),), (-(-x.numel() // group_size),)
+    fill = launch_encode if x.is_cuda else cpu.encode
 
     def run(x: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
-        codes = torch.empty(size, dtype=torch.uint8, device=device)
-        words = torch.empty(groups, dtype=torch.int32, device=device)
+        codes, words = x.new_empty(size, dtype=torch.uint8), x.new_empty(groups, dtype=torch.int32)
         fill(codes, words, x, bits, group_size, seed, stochastic)
         return codes, words
 

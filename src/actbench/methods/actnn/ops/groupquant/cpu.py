@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -114,10 +115,16 @@ _MOST = 1024  # elements of the largest group
 
 def encode(codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool) -> None:
     """Encode the elements of a tensor in memory order."""
-    per, units = per_unit(group_size), -(-meta.numel() // per_unit(group_size))
-    place = 1, x.numel(), group_size, lanes_of(group_size), per, x.data_ptr(), KINDS[x.dtype]
-    target = bits, 0, 0, codes.data_ptr(), codes.numel(), seed.data_ptr(), stochastic
-    _encode(units * BLOCK, meta.data_ptr(), *place, *target)
+    elements, place, kind = _encoding(x.numel(), x.dtype, group_size)
+    target = codes.data_ptr(), codes.numel(), seed.data_ptr(), stochastic
+    _encode(elements, meta.data_ptr(), *place, x.data_ptr(), kind, bits, 0, 0, *target)
+
+
+@functools.lru_cache(maxsize=4096)
+def _encoding(count: int, dtype: torch.dtype, group_size: int) -> tuple[int, tuple[int, ...], int]:
+    """Return what a call of the kernel needs but for addresses: to make it takes a good part of a call."""
+    per, groups = per_unit(group_size), -(-count // group_size)
+    return -(-groups // per) * BLOCK, (1, count, group_size, lanes_of(group_size), per), KINDS[dtype]
 
 
 def encode_rows(
@@ -156,11 +163,17 @@ def per_unit(group_size: int) -> int:
 
 def decode(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int, *_: object) -> None:
     """Decode elements of a vector."""
-    count, per = out.numel(), per_unit(group_size)
-    pieces = -(-(start + count) // group_size) - start // group_size if count else 0
+    elements, place, kind = _decoding(out.numel(), out.dtype, group_size, start)
     source = codes.data_ptr(), codes.numel(), meta.data_ptr(), bits, 0, 0
-    place = 1, count, start, group_size, per, pieces, out.data_ptr(), KINDS[out.dtype]
-    _decode(-(-pieces // per) * BLOCK, *source, *place)
+    _decode(elements, *source, *place, out.data_ptr(), kind)
+
+
+@functools.lru_cache(maxsize=4096)
+def _decoding(count: int, dtype: torch.dtype, group_size: int, start: int) -> tuple[int, tuple[int, ...], int]:
+    """Return what a call of the kernel needs but for addresses; see :func:`_encoding`."""
+    per = per_unit(group_size)
+    pieces = -(-(start + count) // group_size) - start // group_size if count else 0
+    return -(-pieces // per) * BLOCK, (1, count, start, group_size, per, pieces), KINDS[dtype]
 
 
 def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, widths: Tensor, group_size: int, first_row: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +18,15 @@ from torch.nn import functional
 
 from actbench.methods.fewbit.ops import stepwise
 from actbench.ops import bitpack, rawkernel
-from actbench.ops.library import Kernels, check_bits, check_contiguous, check_table, copied, define
+from actbench.ops.library import (
+    Kernels,
+    check_bits,
+    check_contiguous,
+    check_table,
+    copied,
+    define,
+    empty_contiguous,
+)
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": functional.gelu,
@@ -26,12 +35,13 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """The torch functions that a kernel computes too, by name."""
 
-_aten = torch.ops.aten
+_nn: Any = torch._C._nn
 _INTO: dict[str, Callable[..., Tensor]] = {
-    "gelu": _aten.gelu.out,
-    "gelu_tanh": partial(_aten.gelu.out, approximate="tanh"),
-    "silu": _aten.silu.out,
+    "gelu": _nn.gelu,
+    "gelu_tanh": partial(_nn.gelu, approximate="tanh"),
+    "silu": _nn.silu,
 }
+"""The same with ``out``; a call of an operator of ``torch.ops`` takes several times as long."""
 
 
 def reference(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> tuple[Tensor, Tensor]:
@@ -107,4 +117,4 @@ def activate(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) ->
     check_bits(bits)
     check_contiguous(x)
     check_table(bounds, x, bits, (1 << bits) - 1, "bounds")
-    return torch.empty_like(x.contiguous()), x.new_empty(bitpack.packed_bytes(x.numel(), bits), dtype=torch.uint8)
+    return empty_contiguous(x), x.new_empty(bitpack.packed_bytes(x.numel(), bits), dtype=torch.uint8)

@@ -19,7 +19,7 @@ from torch import Tensor
 from actbench.ops import bitpack, rawkernel
 from actbench.ops.cpu import BLOCK, at, inlined, intrinsic, kernel
 from actbench.ops.cpu.vectors import LONG, MANY, Step, emitted
-from actbench.ops.library import Implementation, Kernels, check_contiguous, copied, define
+from actbench.ops.library import Implementation, Kernels, check_contiguous, copied, define, empty_contiguous
 
 _AT_ONCE = 128  # values that one step selects
 _NEGATIVE_INFINITY = {torch.float16: 0xFC00, torch.bfloat16: 0xFF80}
@@ -179,7 +179,7 @@ def relu(x: Tensor) -> tuple[Tensor, Tensor]:
     x is float32, float16, bfloat16 or float64, contiguous; the bits are uint8 ``(ceil(x.numel() / 8),)``.
     """
     check_contiguous(x)
-    return torch.empty_like(x.contiguous()), x.new_empty(bitpack.packed_bytes(x.numel(), 1), dtype=torch.uint8)
+    return empty_contiguous(x), x.new_empty(bitpack.packed_bytes(x.numel(), 1), dtype=torch.uint8)
 
 
 @define("relu_mask_(Tensor(a!) x) -> Tensor", Kernels(*map(_over, (_relu_on_cpu, launch_relu, _fill_relu))))
@@ -200,4 +200,4 @@ def select(mask: Tensor, grad: Tensor) -> Tensor:
     """
     check_contiguous(grad)
     bitpack.check_packed(mask, grad, 1)
-    return torch.empty_like(grad.contiguous())
+    return empty_contiguous(grad)

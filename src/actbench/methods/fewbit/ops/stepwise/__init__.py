@@ -15,7 +15,16 @@ from torch import Tensor
 
 from actbench.methods.fewbit.ops.stepwise import cpu
 from actbench.ops import bitpack, rawkernel
-from actbench.ops.library import Kernels, check_bits, check_contiguous, check_table, copied, define, wide
+from actbench.ops.library import (
+    Kernels,
+    check_bits,
+    check_contiguous,
+    check_table,
+    copied,
+    define,
+    empty_contiguous,
+    wide,
+)
 
 
 def encode_reference(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor:
@@ -91,4 +100,4 @@ def decode(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) -> Tensor:
     check_contiguous(grad)
     check_table(levels, grad, bits, 1 << bits, "levels")
     bitpack.check_packed(packed, grad, bits)
-    return torch.empty_like(grad.contiguous())
+    return empty_contiguous(grad)

@@ -97,7 +97,8 @@ def project(matrix: Tensor, key: Tensor, size: int, kind: Kind) -> Tensor:
 def _make(matrix: Tensor, size: int, kind: Kind, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     sketch, key = compress(matrix, fresh_seed(matrix), size, kind)
     # a seed that waits for the backward pass does not hold those that it lies with
-    return sketch.to(dtype), key if key.untyped_storage().nbytes() == key.nbytes else key.clone()
+    sketch = sketch if sketch.dtype == dtype else sketch.to(dtype)
+    return sketch, key if key.untyped_storage().nbytes() == key.nbytes else key.clone()
 
 
 @define(

@@ -45,25 +45,36 @@ def project(matrix: Tensor, seed: Tensor, size: int, kind: sketch.Kind) -> Tenso
     bfloat16 halves of float32 ones. That changes a number of M by at most 2**-17 of it. All other products are in the
     working type. Sums are in it always.
     """
-    by_units = kind == "rademacher" and is_elsewhere(matrix) and not traced() and matrix.dtype != torch.float64
-    copies = 2 if by_units and matrix.dtype == torch.float32 else 1
-    dtype = working_type(matrix)
-    factor = dtype if not by_units else torch.bfloat16 if copies == 2 else matrix.dtype
-    bytes_a_row = copies * factor.itemsize * (sketch.space(size) + (matrix.shape[1] if copies == 2 else 0))
+    (rows, columns), own = matrix.shape, matrix.dtype
+    by_units = kind == "rademacher" and own != torch.float64 and is_elsewhere(matrix) and not traced()
+    halves, dtype = by_units and own == torch.float32, working_type(matrix)
+    factor = dtype if not by_units else torch.bfloat16 if halves else own
+    bytes_a_row = factor.itemsize * (2 * (sketch.space(size) + columns) if halves else sketch.space(size))
     step = max(PIECE_BYTES // bytes_a_row, _LEAST_ROWS)
-    starts, total, scale = range(0, matrix.shape[0], step), None, size**-0.5
+    if 0 < rows <= step:
+        return _piece(matrix, seed, 0, size, kind, factor, halves)
+    starts, total = range(0, rows, step), None
     for first in starts if traced() else few_for_all(starts, of=matrix):
-        part = matrix if len(starts) == 1 else matrix[first : first + step]
-        entries = sketch.sketch_columns(seed, first, part.shape[0], size, kind, factor, copies)
-        if copies == 2:
-            made = _wide_product(entries, sketch_halves(part.contiguous(), scale))
-        elif by_units:
-            made = _wide_product(entries, part).mul_(scale)
-        else:
-            made = (entries @ part.to(dtype)).mul_(scale)
+        made = _piece(matrix[first : first + step], seed, first, size, kind, factor, halves)
         total = made if total is None else total.add_(made)
-        del entries, made
-    return matrix.new_zeros(size, matrix.shape[1], dtype=dtype) if total is None else total
+        del made
+    return matrix.new_zeros(size, columns, dtype=dtype) if total is None else total
+
+
+def _piece(
+    part: Tensor, seed: Tensor, first: int, size: int, kind: sketch.Kind, factor: torch.dtype, halves: bool
+) -> Tensor:
+    """Return the product with the columns of S from ``first`` on, of the type ``factor``, in the working type.
+
+    With ``halves`` each column is multiplied with both halves of a row.
+    """
+    scale = size**-0.5
+    entries = sketch.sketch_columns(seed, first, part.shape[0], size, kind, factor, 1 + halves)
+    if halves:
+        return _wide_product(entries, sketch_halves(part.contiguous(), scale))
+    if factor.itemsize < 4:
+        return _wide_product(entries, part).mul_(scale)
+    return (entries @ (part if part.dtype == factor else part.to(factor))).mul_(scale)
 
 
 def _wide_product(a: Tensor, b: Tensor) -> Tensor:
