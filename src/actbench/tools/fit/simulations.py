@@ -95,11 +95,13 @@ class Simulations:
                     self._told()
 
     def note(self, case: Case, plan: Plan, outcome: Measurement) -> None:
-        """Store a step that was joined from traces, unless the results file has its simulation."""
+        """Store a step that was joined from traces, unless the results file has its simulation, or this very row."""
         known = self._store.find(case)
-        if known is None or known.joined:
-            record = self._make_record(case, plan, outcome, provenance(self._command)).after(known)
-            self._store.append(record.model_copy(update={"joined": True}))
+        record = self._make_record(case, plan, outcome, provenance(self._command)).after(known)
+        record = record.model_copy(update={"joined": True})
+        same = ("outcome", "asked", "training")
+        if known is None or (known.joined and any(getattr(known, name) != getattr(record, name) for name in same)):
+            self._store.append(record)
 
 
 class _Refused(OutcomeData):
