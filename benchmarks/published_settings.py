@@ -3,7 +3,8 @@
 Its table has ``source``, ``commit``, ``card``, ``kind`` and ``seed``, and for each ``setting`` the file of the source,
 what was trained and how, a ``command`` with ``{batch}`` in it, and the bytes at each batch of one GPU. ``class`` and
 ``reason`` are those of ``published_peaks.toml``; ``left_out`` says why there is no command. ``seen`` are batches that
-were simulated before ``seed`` drew the rows that are looked at last.
+were simulated before ``seed`` drew the rows that are looked at last; ``commands`` are what they were simulated by then,
+where it is another command.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def rows(table: Table) -> list[dict[str, Any]]:
             "published_gib": found / GIB,
             "class": setting.get("class", "agrees"),
             "unstated": [],
-            "command": setting["command"].format(batch=batch),
+            "command": setting.get("commands", {}).get(batch) or setting["command"].format(batch=batch),
             "unseen": (place, batch) in drawn,
             **({"reason": setting["reason"]} if "reason" in setting else {}),
         }
