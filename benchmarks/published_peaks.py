@@ -139,9 +139,10 @@ class Told(Progress):
 
 
 def records(output: Path = ROOT / "results") -> dict[Case, MeasuredRecord]:
-    """Return the record of each case."""
+    """Return the record of each case that was measured."""
     found = [store.read_results(file).records for file in sorted((output / NAME).glob("*.jsonl"))]
-    return {record.case: record for each in found for record in each}
+    measured = (record for each in found for record in each if isinstance(record.outcome, Measurement))
+    return {record.case: record for record in measured}
 
 
 def figure(row: Row, measured: Measurement) -> int:
