@@ -5,14 +5,16 @@
     .venv/bin/python benchmarks/published_peaks.py simulate    # what has no record yet, to results/published-peaks
     .venv/bin/python benchmarks/published_peaks.py page        # docs/published-peaks.md, from the records
 
-The figures stand in ``published_peaks.toml`` with the command of each. ``simulate`` stores each case as it ends, so it
-can be stopped and run again; with a word after it, only rows whose command has the word are simulated.
+The figures stand in ``published_peaks.toml`` with the command of each, and those of a source with many in a table of
+its own (``published_settings.py``). ``simulate`` stores each case as it ends, so it can be stopped and run again; with
+a word after it, only rows whose command has the word are simulated.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import runpy
 import shlex
 import statistics
 import sys
@@ -37,10 +39,13 @@ from actbench.units import GIB
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 TABLES = tomllib.loads((HERE / "published_peaks.toml").read_text())
+SETTINGS = runpy.run_path(str(HERE / "published_settings.py"))
+MANY = [tomllib.loads((HERE / name).read_text()) for name in ("published_fms.toml",)]
 NAME = "published-peaks"
 TITLE = "How close do simulated peaks come to those that others measured on real GPUs?"
 LARGE = 0.05
 """Relative errors above this one are explained in words."""
+SMALL = 0.03
 
 UNSTATED = {
     "kind": "what the figure counts",
@@ -94,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def runnable() -> list[Row]:
     """Return the rows that have a command."""
-    return [row for row in TABLES["figure"] if "command" in row]
+    named = [row for row in TABLES["figure"] if "command" in row]
+    return [*named, *(row for table in MANY for row in SETTINGS["rows"](table))]
 
 
 def case_of(command: str) -> Case:
@@ -133,9 +139,10 @@ class Told(Progress):
 
 
 def records(output: Path = ROOT / "results") -> dict[Case, MeasuredRecord]:
-    """Return the record of each case."""
+    """Return the record of each case that was measured."""
     found = [store.read_results(file).records for file in sorted((output / NAME).glob("*.jsonl"))]
-    return {record.case: record for each in found for record in each}
+    measured = (record for each in found for record in each if isinstance(record.outcome, Measurement))
+    return {record.case: record for record in measured}
 
 
 def figure(row: Row, measured: Measurement) -> int:
@@ -165,7 +172,7 @@ def simulated_now(row: Row) -> int:
 
 def page(found: Mapping[Case, MeasuredRecord]) -> str:
     """Return the page."""
-    measured = [(row, _measured(row, found)) for row in runnable()]
+    measured = [(row, _measured(row, found)) for row in runnable() if case_of(row["command"]) in found]
     sources = dict.fromkeys(row["source"] for row, _ in measured)
     grouped = {source: [(row, each) for row, each in measured if row["source"] == source] for source in sources}
     return "\n".join(
@@ -174,6 +181,7 @@ def page(found: Mapping[Case, MeasuredRecord]) -> str:
             *_summary(measured, grouped),
             *(line for source, rows in grouped.items() for line in _section(source, rows)),
             *_inexpressible(),
+            *_waiting(found),
             *_left_out(),
         ]
     )
@@ -189,10 +197,12 @@ Measured = Sequence[tuple[Row, Measurement]]
 
 
 def _summary(measured: Measured, grouped: Mapping[str, Measured]) -> Iterator[str]:
-    yield "| Source | Rows | Median error | Worst error | Rows above 5 % |"
-    yield "| --- | ---: | ---: | ---: | ---: |"
+    yield "| Source | Rows | Median error | Worst error | Rows above 5 % | Within 3 % |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: |"
     for source, rows in [*grouped.items(), ("**All**", measured)]:
         yield _line(source, *_spread(rows))
+        if drawn := [pair for pair in rows if pair[0].get("unseen")]:
+            yield _line("of these, drawn before any was simulated and looked at last", *_spread(drawn))
     yield _line("**Rows whose setting is known**", *_spread([pair for pair in measured if is_known(pair[0])]))
     expressed = [(row, each) for row, each in measured if row["class"] in ("agrees", "ours")]
     yield _line("**Classes agrees and ours: what can be expressed, of the same software**", *_spread(expressed))
@@ -203,7 +213,8 @@ def _spread(rows: Measured) -> tuple[str, ...]:
     errors = [error(row, each) for row, each in rows]
     worst = max(errors, key=abs)
     large = sum(abs(each) > LARGE for each in errors)
-    return str(len(rows)), f"{statistics.median(map(abs, errors)):.1%}", f"{worst:+.1%}", str(large)
+    share = sum(abs(each) <= SMALL for each in errors) / len(errors)
+    return str(len(rows)), f"{statistics.median(map(abs, errors)):.1%}", f"{worst:+.1%}", str(large), f"{share:.0%}"
 
 
 def _section(source: str, rows: Measured) -> Iterator[str]:
@@ -252,10 +263,18 @@ def _inexpressible() -> Iterator[str]:
         yield _line(missing["option"], str(missing["rows"]), missing["where"])
 
 
+def _waiting(found: Mapping[Case, MeasuredRecord]) -> Iterator[str]:
+    rows = [row for row in runnable() if case_of(row["command"]) not in found]
+    if rows:
+        yield "\n## Not simulated yet\n"
+        yield from (f"- {row['where']}, {row['device']}: {row['setting']}." for row in rows)
+
+
 def _left_out() -> Iterator[str]:
     yield "\n## Figures that were looked at and left out\n"
     for rejected in TABLES["rejected"]:
         yield f"- {rejected['source']}: {rejected['why']}."
+    yield from (f"- {told}." for table in MANY for told in SETTINGS["left_out"](table))
     yield ""
 
 

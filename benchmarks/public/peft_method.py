@@ -40,6 +40,10 @@ match settings["optimizer_type"]:
     case name:
         optimizer = getattr(torch.optim, name)(model.parameters(), **settings["optimizer_kwargs"])
 
+if hasattr(model, "disable_adapter"):
+    with model.disable_adapter():  # where the base model is evaluated: what leaves it has gradients, frozen or not
+        pass
+
 model.train()
 for step, tokens in enumerate((settings["max_seq_length"] // 4, settings["max_seq_length"]), 1):
     rows = torch.randint(0, 128_000, (settings["batch_size"], tokens))

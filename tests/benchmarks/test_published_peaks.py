@@ -65,11 +65,44 @@ def table() -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def found(table: dict[str, Any]) -> list[tuple[Any, Measurement]]:
     records = table["records"]()
-    return [(row, records[table["case_of"](row["command"])].outcome) for row in table["runnable"]()]
+    cases = [(row, table["case_of"](row["command"])) for row in table["runnable"]()]
+    return [(row, records[case].outcome) for row, case in cases if case in records]
 
 
 def test_the_page_is_rendered_from_figures_and_records(table: dict[str, Any]) -> None:
     assert table["page"](table["records"]()) == PAGE
+
+
+def test_rows_wait_for_a_record_only_in_tables_of_many(table: dict[str, Any]) -> None:
+    records = table["records"]()
+    waiting = [row for row in table["runnable"]() if table["case_of"](row["command"]) not in records]
+
+    assert all("unseen" in row for row in waiting)
+    assert all(f"- {row['where']}, {row['device']}: {row['setting']}." in PAGE for row in waiting)
+
+
+def test_the_third_looked_at_last_is_drawn_of_all_that_was_not_seen(table: dict[str, Any]) -> None:
+    settings, few = table["SETTINGS"], {"gpus": 1, "model": "a/b", "length": 8, "dtype": "bfloat16", "method": "full"}
+    setting = {
+        **few,
+        "where": "f.csv",
+        "framework": "none",
+        "command": "m -b {batch}",
+        "peaks": {"1": 5, "2": 6, "4": 7},
+    }
+    made = {"source": "s", "card": "c", "kind": "allocated", "seed": 1, "setting": [{**setting, "seen": [1]}, setting]}
+    drawn = settings["unseen"](made)
+    without = {**made, "setting": [{**setting, "seen": [1]}, {**setting, "left_out": "why"}]}
+    del without["setting"][1]["command"]
+
+    assert len(drawn) == 1
+    assert (0, "1") not in drawn
+    assert settings["unseen"](without) == drawn
+    assert [row["command"] for row in settings["rows"](without)] == ["m -b 1", "m -b 2", "m -b 4"]
+    assert list(settings["left_out"](without)) == ["s, 3 rows: why"]
+    assert {row["command"] for row in settings["rows"](made) if row["unseen"]} == {
+        f"m -b {batch}" for _, batch in drawn
+    }
 
 
 def test_every_large_error_has_its_reason(table: dict[str, Any], found: list[tuple[Any, Measurement]]) -> None:

@@ -49,6 +49,15 @@ def test_what_computes_the_same_is_taken() -> None:
 
 
 @pytest.mark.slow
+def test_the_weight_of_a_packed_layer_is_not_unpacked_to_be_looked_at() -> None:
+    class Packed(nn.Module):
+        @property
+        def weight(self) -> nn.Parameter:
+            raise AssertionError
+
+    assert fused(Packed()) is None
+
+
 def test_inference_is_compiled() -> None:
     ids = torch.arange(8).view(1, 8)
     exact = LlamaForCausalLM(CONFIG).eval()

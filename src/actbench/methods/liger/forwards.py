@@ -112,8 +112,8 @@ def fused(module: nn.Module) -> ReboundForward | None:
     if "forward" in vars(module):
         return None
     forward: Any = type(module).forward
-    weight = getattr(module, "weight", None)
-    if isinstance(weight, nn.Parameter) and not isinstance(module, nn.LayerNorm):
+    weight = dict(module.named_parameters(recurse=False)).get("weight")  # the attribute of a packed layer unpacks it
+    if weight is not None and not isinstance(module, nn.LayerNorm):
         return FusedNorm(module) if is_norm(module) and weight.dim() == 1 else None
     if _does(forward, _gated) and _is_silu(getattr(module, "act_fn", None)):
         # gate and up are written over, so that what makes them must not need them again

@@ -1,0 +1,89 @@
+"""Causal language models with the loss of the fused kernels of fms-acceleration, which are those of unsloth.
+
+The kernel writes the gradient of the logits over them. Before it, transformers 4.45 made the logits float32 in the
+model's own forward pass, and let go of those in 16 bits; 4.48 does so in the loss, while the model still holds them.
+Both then copy all but the last token. GPTBigCode does not make them float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from causal_lm import _batch, _santacoder, adamw, build, copied
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, MistralConfig
+
+
+class _InPlace(torch.autograd.Function):
+    """Allocates what the kernel does: two float32 numbers a token; what the kernel writes is not computed."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
+        losses = logits.new_zeros(len(logits), dtype=torch.float32)
+        ctx.save_for_backward(logits, torch.zeros_like(losses), labels)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> tuple[Tensor, None]:
+        return ctx.saved_tensors[0], None
+
+
+def fused(logits: Tensor, labels: Tensor, dtype: torch.dtype | None = torch.float32, **_: Any) -> Tensor:
+    """Return the loss of a shifted copy of the logits, in ``dtype``."""
+    given = logits if dtype is None else logits.to(dtype)
+    shifted = given[..., :-1, :].contiguous()
+    return _InPlace.apply(shifted.flatten(0, 1), labels[..., 1:].flatten()).sum() / labels.numel()
+
+
+def after(module: nn.Module, batch: Mapping[str, Tensor], loss: Any) -> Tensor:
+    """Return the loss of float32 logits of which no others are held, as in transformers 4.45."""
+    logits = module(input_ids=batch["input_ids"], use_cache=False).logits.float()
+    total: Tensor = loss(logits, batch["labels"], dtype=None)
+    return total
+
+
+def old(config: Any, length: int, loss: Any, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """Return the model, its batches, the loss as transformers 4.45 led to it, and the optimizer."""
+    model = AutoModelForCausalLM.from_config(config(), attn_implementation="sdpa", dtype=dtype)
+    return model, partial(_batch, model.config.vocab_size, length), partial(after, loss=loss), adamw
+
+
+_llama_3_8b = partial(LlamaConfig, vocab_size=128256, intermediate_size=14336, num_key_value_heads=8)
+_llama_2_70b = partial(
+    LlamaConfig,
+    hidden_size=8192,
+    intermediate_size=28672,
+    num_hidden_layers=80,
+    num_attention_heads=64,
+    num_key_value_heads=8,
+)
+_powerlm_3b = partial(
+    GraniteConfig,
+    vocab_size=49152,
+    hidden_size=2304,
+    intermediate_size=9216,
+    num_hidden_layers=40,
+    num_attention_heads=36,
+    tie_word_embeddings=True,
+)
+
+mistral_7b_copied_448_fp16 = partial(build, MistralConfig, 4096, torch.float16, copied)
+mistral_7b_fused_448 = partial(build, MistralConfig, 4096, torch.bfloat16, fused)
+mistral_7b_fused_448_fp16 = partial(build, MistralConfig, 4096, torch.float16, fused)
+llama_2_70b_copied_448 = partial(build, _llama_2_70b, 4096, torch.bfloat16, copied)
+llama_2_70b_copied_448_fp16 = partial(build, _llama_2_70b, 4096, torch.float16, copied)
+llama_2_70b_fused_448 = partial(build, _llama_2_70b, 4096, torch.bfloat16, fused)
+llama_2_70b_fused_448_fp16 = partial(build, _llama_2_70b, 4096, torch.float16, fused)
+santacoder_fused_448 = partial(build, _santacoder, 2048, torch.bfloat16, partial(fused, dtype=None))
+
+mistral_7b_fused = partial(old, MistralConfig, 4096, fused)
+mistral_7b_fused_fp16 = partial(old, MistralConfig, 4096, fused, torch.float16)
+mistral_7b_fused_fp32 = partial(old, MistralConfig, 4096, fused, torch.float32)
+llama_3_8b_fused = partial(old, _llama_3_8b, 4096, fused)
+llama_3_8b_fused_fp16 = partial(old, _llama_3_8b, 4096, fused, torch.float16)
+llama_3_8b_fused_fp32 = partial(old, _llama_3_8b, 4096, fused, torch.float32)
+powerlm_3b_copied = partial(old, _powerlm_3b, 4096, copied)
+powerlm_3b_fused = partial(old, _powerlm_3b, 4096, fused)
