@@ -36,7 +36,7 @@ SPECS = {
 UNTRACEABLE = "compile"  # tests/contract/test_compiled.py compiles it beside others
 OF_ONE_FAMILY = "liger"  # works on Llama's layers alone: tests/methods/liger has it beside others
 COMPILED = {
-    "checkpoint", "fewbit", "invact", "lora", "qlora", "randomized", "regelu2", "resilu2", "selective"
+    "checkpoint", "coat", "fewbit", "invact", "lora", "qlora", "randomized", "regelu2", "resilu2", "selective", "smaq"
 }  # fmt: skip
 HOOKS = ("backrazor", "coat", "encode", "gact", "mesa", "smaq")
 EXCLUSIVE = (

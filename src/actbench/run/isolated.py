@@ -199,7 +199,7 @@ class IsolatedSession(CaseSession):
         gpu: str | None = None,
         printed: str | None = None,
     ) -> None:
-        request = CaseRequest(case=case, is_trial=is_trial, gpu=gpu, printed=printed)
+        request = CaseRequest(case=case, is_trial=is_trial, seconds=timeout_seconds, gpu=gpu, printed=printed)
         super().__init__([LocalMember(server)], [request], timeout_seconds)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import math
 import os
 import resource
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -34,8 +36,10 @@ class Session(Protocol):
     Attributes:
         tried: Told of each trial of a simulated search.
         said: Told of what the user should know while the case runs, such as the peak of each step of a script.
+        ends_at: The time of ``time.monotonic()`` at which the case is ended.
     """
 
+    ends_at: float
     tried: Callable[[int, bool], object]
     said: Callable[[str], object]
 
@@ -64,6 +68,7 @@ class CaseRequest(Data):
 
     Attributes:
         is_trial: Whether it is a trial of a search for the largest batch, whose peak alone is read.
+        seconds: How long it may take in all; None without end.
         gpu: What ``CUDA_VISIBLE_DEVICES`` is in its process; None for what it is here.
         joining: How it joins the other processes that measure the case; None for a case of one process.
         printed: The folder for what a script prints; see :mod:`actbench.run.printed`. None for none.
@@ -71,6 +76,7 @@ class CaseRequest(Data):
 
     case: Case
     is_trial: bool = False
+    seconds: float | None = None
     gpu: str | None = None
     joining: Joining | None = None
     printed: str | None = None
@@ -105,7 +111,7 @@ def _work_case(frames: Frames, bench: Bench, asked: CaseRequest) -> None:
     step that takes long; a number of steps with ``Seconds``; an error with a ``Failure``, or with ``Lost`` if another
     rank's failure caused it.
     """
-    case = asked.case
+    case, began = asked.case, time.monotonic()
     # read when CUDA is first touched, which is not before the fork; a card is simulated where there is none
     if (gpu := "" if case.meter == "simulated" else asked.gpu) is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
@@ -122,6 +128,7 @@ def _work_case(frames: Frames, bench: Bench, asked: CaseRequest) -> None:
         with longsteps.told_to(say), printing_to(asked.printed) if asked.printed else nullcontext():
             session = open_session(case, **beside)
             session.said = say
+            session.ends_at = math.inf if asked.seconds is None else began + asked.seconds
             session.tried = lambda batch_size, fits: _answer(frames, Tried(batch_size=batch_size, fits=fits))
             found = session.memory()
         _answer(frames, found)

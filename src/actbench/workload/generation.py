@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from actbench.errors import ModelError, boundary
 from actbench.model.records import Case
-from actbench.ops.simulation import plain_tensors
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator.overrides import full_rows, values_read
@@ -106,8 +105,7 @@ class GenerationStep(TrainStep):
 
     def _held(self) -> list[Tensor]:
         held = (tree_leaves([*vars(layer).values()]) for layer in self._cache.layers)
-        tensors = (leaf for leaves in held for leaf in leaves if isinstance(leaf, Tensor))
-        return [each for each in plain_tensors(*tensors) if each.dim()]  # of packed ones what they are made of
+        return [leaf for leaves in held for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()]
 
 
 def generating(case: Case, setup: TrainingSetup) -> TrainingSetup:

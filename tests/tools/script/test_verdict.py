@@ -58,7 +58,7 @@ def test_a_script_that_does_not_fit_lacks_so_much(make_record: MakeRecord) -> No
     assert "at most 30.00 GiB" in bound[0]
 
     both = told(make_record, peak_bytes=30 * GIB, over_limit_bytes=6 * GIB, at_most=("why",), expected_bytes=20 * GIB)
-    assert "a step needs at most 30.00 GiB, expected 20.00 GiB, of the 24.00 GiB" in both[0]
+    assert "a step needs at most 30.00 GiB (expected 20.00 GiB) of the 24.00 GiB" in both[0]
 
     own = told(make_record, limit=GIB, memory_limit_bytes=GIB, over_limit_bytes=9 * GIB)
     assert own[0].endswith("does not fit within the limit: a step needs 10.00 GiB of 1.00 GiB; 9.00 GiB are missing.")
@@ -316,7 +316,7 @@ def test_a_whole_run_is_told_by_its_worst_part(make_record: MakeRecord) -> None:
     assert free[0].endswith("(saves 20.00 GiB)")
     assert f"{line} records gradients" in free_of_graphs[0]
     both = told(make_record, events=(step,), at_most=("why",), expected_bytes=7 * GIB)
-    assert "its largest step needs at most 11.00 GiB, expected 7.00 GiB, of the 24.00 GiB" in both[0]
+    assert "its largest step needs at most 11.00 GiB (expected 7.00 GiB) of the 24.00 GiB" in both[0]
 
 
 def test_schemes_are_suggested_for_a_run_only_where_a_step_needs_most(make_record: MakeRecord) -> None:

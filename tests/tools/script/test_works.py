@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from groups import PROCESSES, on_card
+from groups import PROCESSES, on_card, trained
 from torch import Tensor, distributed, nn
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
 
 from actbench.model.measured import Measurement
 
@@ -91,3 +95,50 @@ def test_lists_of_tensors_of_one_shape_pass_through_one_tensor(kind: str, equal:
             distributed.reduce_scatter(own, parts)
         assert torch.cuda.max_memory_allocated() - before == (PROCESSES * own.nbytes if equal else 0)
         assert torch.cuda.memory_allocated() == before
+
+
+def test_streams_and_events_that_are_waited_for_end_works() -> None:
+    def stream(_: Tensor) -> None:
+        torch.cuda.current_stream().synchronize()
+
+    def event(_: Tensor) -> None:
+        recorded = torch.cuda.Event()
+        recorded.record()
+        recorded.synchronize()
+
+    by_item = averaged(by_futures, lambda loss: loss.item()).peak_bytes
+    assert averaged(by_futures, stream).peak_bytes == averaged(by_futures, event).peak_bytes == by_item
+
+
+def test_works_are_waited_for_with_a_timeout() -> None:
+    def average(gradients: list[Tensor]) -> None:
+        for each in gradients:
+            work = distributed.all_reduce(each, async_op=True)
+            assert work is not None
+            work.wait(timeout=datetime.timedelta(seconds=1))
+
+    assert averaged(average).peak_bytes == averaged(by_works).peak_bytes
+
+
+def test_coalesced_collectives_hold_nothing_once_all_are_waited_for() -> None:
+    def average(gradients: list[Tensor]) -> None:
+        with c10d._coalescing_manager(device=torch.device("cuda"), async_ops=True) as works:
+            for each in gradients:
+                distributed.all_reduce(each, async_op=True)
+        works.wait()
+
+    found = averaged(average)
+    assert found.peak_bytes == averaged(by_works).peak_bytes
+    assert not any("work.wait()" in each for each in found.warnings)
+
+
+@pytest.mark.parametrize("hook", [None, default_hooks.fp16_compress_hook])
+def test_only_what_a_hook_compresses_is_held_of_a_model_whose_gradients_torch_averages(hook: Any) -> None:
+    def wrapped(model: nn.Module) -> nn.Module:
+        made = DistributedDataParallel(model.cuda(), device_ids=[0])
+        if hook is not None:
+            made.register_comm_hook(None, hook)
+        return made
+
+    found = trained(wrapped)
+    assert any("work.wait()" in each for each in found.warnings) == (hook is not None)

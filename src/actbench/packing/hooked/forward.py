@@ -65,22 +65,21 @@ class Packing(HookWrapper):
 
     def __init__(self, hooks: Hooks, probing: Probing | None) -> None:
         self.hooks = hooks
+        self.uncompilable = None if hooks.packer.codec.compiles else HOOKS
+        if hooks.packer.placement is not None:
+            self.uncompilable = MOVED
         self.probe_by(probing)
         self.form = form_of(hooks)
 
     def probe_by(self, probing: Probing | None) -> None:
-        """Allocate bits by a probing from now on, or by none."""
-        self.probing, packer = probing, self.hooks.packer
-        if packer.placement is not None:
-            self.uncompilable = MOVED
-        elif probing is not None:
+        """Allocate bits by a probing from now on, or by none; a graph would not have those that were allocated."""
+        self.probing = probing
+        if probing is not None and self.uncompilable != MOVED:
             self.uncompilable = PROBED
-        else:
-            self.uncompilable = None if packer.codec.compiles else HOOKS
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        form_of(self.hooks)  # in the process that unpickles it may not be known
+        self.form = form_of(self.hooks)  # in the process that unpickles it may not be known
 
     def is_in_graph(self) -> bool:
         """Return whether the modules are compiled now; raise a ConversionError if they cannot be."""

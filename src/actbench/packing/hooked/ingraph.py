@@ -12,6 +12,7 @@ dropout stays whole, as its second run would draw other numbers.
 from __future__ import annotations
 
 import inspect
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -46,7 +47,8 @@ _forms: dict[str, Settings] = {}  # a node of a graph holds plain values
 def form_of(hooks: Hooks) -> str:
     """Return the name by which graphs find the settings of hooks; hooks that pack alike have the same."""
     settings = Settings(hooks.packer.codec, hooks.bits, hooks.rules, hooks.whole_model)
-    form = f"{settings.codec!r} {settings.bits} {len(settings.rules)} {settings.whole_model}"
+    rules = zlib.crc32(" ".join(sorted(map(str, settings.rules))).encode())
+    form = f"{settings.codec!r} {settings.bits} {rules} {settings.whole_model}"
     _forms.setdefault(form, settings)
     return form
 

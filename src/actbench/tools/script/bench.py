@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -64,6 +65,7 @@ class Session:
         seconds: How long the script took, once it ran.
         tried: Told of each trial of a search for the largest batch.
         said: Told of each step.
+        ends_at: The time of ``time.monotonic()`` at which the case is ended.
         chosen: The share of elements that are taken to be chosen where only a real run knows which.
     """
 
@@ -76,7 +78,7 @@ class Session:
         self._wants_timeline = timeline
         self._profile = profiles.get(case.device_profile or profiles.DEFAULT)
         self._scheme = schemes.build(case.scheme)
-        self.seconds, self.chosen = 0.0, 1.0
+        self.seconds, self.chosen, self.ends_at = 0.0, 1.0, math.inf
         self.tried: Callable[[int, bool], object] = lambda batch_size, fits: None
         self.said: Callable[[str], object] = lambda text: None
 

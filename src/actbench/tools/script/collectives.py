@@ -12,7 +12,7 @@ from typing import Any, Final, NoReturn
 
 import torch
 from torch import Tensor, distributed
-from torch.distributed import ReduceOp
+from torch.distributed import ReduceOp, distributed_c10d
 
 from actbench.errors import MeasurementError
 from actbench.simulator import known
@@ -48,7 +48,7 @@ def _writing(output: str, fill: Fill) -> Change:
             result = own(*args, **kwargs)
             with torch.no_grad():
                 fill(given)
-            if isinstance(result, distributed.Work):
+            if isinstance(result, distributed.Work) and not isinstance(result, distributed_c10d._IllegalWork):
                 return Work(result, list(_flat(given[output])), works.begin(held))
             works.free()
             return result

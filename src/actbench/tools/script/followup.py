@@ -31,6 +31,9 @@ _WHOLE_SECONDS: Final = 60.0
 _CHOSEN: Final = 0.5
 """The share of what only a real run knows that is expected."""
 
+_MARGIN_SECONDS: Final = 5.0
+"""Time that is left of --timeout when what follows a run has ended."""
+
 _STEPS: Final = 3
 """Steps of a trial of a whole run, the second of which has the largest batch."""
 
@@ -45,16 +48,22 @@ class Session(bench.Session):
             return found
         own = min(self.seconds, _WHOLE_SECONDS) if self.script.whole else 0.0
         limit = max(WORTH_SECONDS, 2 * own)
+        if self._left() < self.seconds:
+            return found.model_copy(update={"advised": Advised(is_slow=True, limit_seconds=limit)})
         advised = Advised(
             is_slow=self.seconds > (_WHOLE_SECONDS if self.script.whole else WORTH_SECONDS), limit_seconds=limit
         )
         if not advised.is_slow:
             found = self._expected(found, limit)
             advised = self._remedied(found, advised, limit)
-        is_short = self.script.whole or _SEARCHES * self.seconds <= WORTH_SECONDS
+        is_short = not advised.is_slow if self.script.whole else _SEARCHES * self.seconds <= WORTH_SECONDS
         if is_short and not self.case.find_largest_batch:
             advised = self._searched(found, advised)
         return found.model_copy(update={"advised": advised})
+
+    def _left(self) -> float:
+        """Return the seconds for what follows, of those that the case may take: --timeout is for all together."""
+        return max(0.0, self.ends_at - time.monotonic() - _MARGIN_SECONDS)
 
     def _expected(self, found: Measurement, limit: float) -> Measurement:
         """Return a measurement that is an upper bound with what is expected, where that can be simulated."""
@@ -63,7 +72,7 @@ class Session(bench.Session):
         self.said("as is expected")
         other = bench.Session(self.case, timeline=False)
         other.chosen = _CHOSEN
-        simulated = forked(_silent(other.run_as_it_is), limit)
+        simulated = forked(_silent(other.run_as_it_is), min(limit, self._left()))
         if isinstance(simulated, Failure) or run_bytes(simulated) > run_bytes(found):
             return found
         return found.model_copy(update={"expected_bytes": run_bytes(simulated)})
@@ -73,7 +82,7 @@ class Session(bench.Session):
         for each in suggestions(found)[:_TRIES]:
             self.said(f"with {each.scheme}")
             other = bench.Session(self.case.model_copy(update={"scheme": each.scheme}), timeline=False)
-            simulated = forked(_silent(other.run_as_it_is), limit)
+            simulated = forked(_silent(other.run_as_it_is), min(limit, self._left()))
             if isinstance(simulated, Failure):
                 if simulated.reason == "timeout":
                     return advised.model_copy(update={"is_slow": True})
@@ -93,7 +102,7 @@ class Session(bench.Session):
 
     def _searched(self, found: Measurement, advised: Advised) -> Advised:
         """Return the advice with the largest batch that fits, where the script has a loader of batches, and in time."""
-        until = time.monotonic() + SEARCH_SECONDS
+        until = time.monotonic() + min(SEARCH_SECONDS, self._left())
         limit, has_loader = found.memory_limit_bytes, found.built is not None and found.built.batch_size is not None
         if limit is None or not has_loader:
             return advised

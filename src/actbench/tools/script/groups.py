@@ -22,6 +22,7 @@ from torch.distributed import distributed_c10d as c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.device.patches import Patches
+from actbench.device.streams import CudaEvent, Stream
 from actbench.errors import MeasurementError
 from actbench.simulator.profiles import DeviceProfile
 from actbench.tools.script import collectives
@@ -115,6 +116,8 @@ def joined(
                 patches.set(distributed, name, changed)
         for name in ("_cuda_synchronize", "_accelerator_synchronizeDevice"):
             patches.set(torch._C, name, works.synchronize)
+        for waiting in (Stream, CudaEvent):
+            patches.set(waiting, "synchronize", works.synchronize)
         for owner in (distributed, c10d):
             patches.set(owner, "barrier", _waiting(distributed.barrier, works))
         patches.set(distributed.ProcessGroup, "monitored_barrier", lambda group, *_, **__: None)

@@ -155,7 +155,10 @@ class Reducer:
 
     def _run_comm_hook(self, bucket: Bucket) -> Any:
         if self._hook is None:
-            return distributed.all_reduce(bucket.buffer(), group=self._group, async_op=True).get_future()
+            work = distributed.all_reduce(bucket.buffer(), group=self._group, async_op=True)
+            future = work.get_future()
+            work.wait()  # what it would hold is alive as long as this reducer
+            return future
         state, hook = self._hook
         return hook(state, bucket)
 

@@ -138,7 +138,7 @@ def _unsharded(note: Note) -> Callable[[Any], Any]:
 
     def change(own: Callable[..., None]) -> Callable[..., None]:
         def save_checkpoint(trainer: Any, *args: Any, **options: Any) -> None:
-            if type(trainer.strategy).__name__ in _SHARDING:
+            if any(each.__name__ in _SHARDING for each in type(trainer.strategy).__mro__):
                 note("Trainer.save_checkpoint writes nothing: tensors of a simulated run have no values.")
             else:
                 own(trainer, *args, **options)
@@ -155,7 +155,9 @@ def _of_accelerator(saved: SavedModels, note: Note) -> Change:
         def save_state(self: Any, output_dir: Any = None, *args: Any, **options: Any) -> Any:
             note("Accelerator.save_state writes nothing: tensors of a simulated run have no values.")
             kind = getattr(self.distributed_type, "name", "")
-            if output_dir is None or kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
+            # with names of its own it writes into the project's folder, and removes old checkpoints there
+            names_itself = self.project_configuration.automatic_checkpoint_naming
+            if output_dir is None or names_itself or kind in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
                 return output_dir
             own(self, str(saved.place(output_dir)), *args, **options)
             return output_dir
@@ -200,10 +202,18 @@ def _of_lightning(saved: SavedModels, note: Note) -> Change:
 
         return load_checkpoint
 
+    def removing(own: Callable[..., Any]) -> Callable[..., Any]:
+        def remove_checkpoint(self: Any, path: Any) -> None:
+            if (file := file_of(path)) is not None:  # the user's stay
+                file.unlink()
+
+        return remove_checkpoint
+
     def change(module: ModuleType) -> AbstractContextManager[object]:
         with ExitStack() as stack:
             stack.enter_context(changed(module.TorchCheckpointIO, "save_checkpoint", saving))
             stack.enter_context(changed(module.TorchCheckpointIO, "load_checkpoint", loading))
+            stack.enter_context(changed(module.TorchCheckpointIO, "remove_checkpoint", removing))
             return stack.pop_all()
 
     return change

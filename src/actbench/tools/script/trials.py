@@ -121,13 +121,12 @@ def largest_batch(
             raise MeasurementError(f"with a batch of {batch} rows: {found.message}")
         if found.estimated is not None:
             seconds[batch] = found.estimated.step_seconds
-        is_within = found.fits and not any(each.over_limit_bytes for each in found.events)
+        is_within = steps_fit(found)
         tried(batch, is_within)
         return BatchTrial(is_within, found.peak_bytes, found.reserved_bytes)
 
     rows = own.built.batch_size if own.built else None
-    own_fits = own.fits and not any(each.over_limit_bytes for each in own.events if each.is_step)
-    known = {rows: BatchTrial(own_fits, own.peak_bytes, own.reserved_bytes)} if rows else {_FEW: fits(_FEW)}
+    known = {rows: BatchTrial(steps_fit(own), own.peak_bytes, own.reserved_bytes)} if rows else {_FEW: fits(_FEW)}
     first = next(iter(known))
     other = 2 * first if known[first].fits else max(1, first // 2)
     if other != first:
@@ -138,6 +137,11 @@ def largest_batch(
     found = search.largest(fits, memory_limit_bytes=limit_bytes, predicted=guess, known=known)
     trials = found.trials + len(known) - bool(rows)
     return found.model_copy(update={"trials": trials, "estimated_step_seconds": seconds.get(found.batch_size)})
+
+
+def steps_fit(found: Measurement) -> bool:
+    """Return whether all steps of a run fit; its evaluations have batches of their own."""
+    return found.fits and not any(each.over_limit_bytes for each in found.events if each.is_step)
 
 
 def _print_of_script(error: BaseException) -> None:

@@ -60,7 +60,7 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         self,
         at_most: Callable[[str], object],
         shared: Callable[[str], object],
-        waited: Callable[[], object],
+        waited: Callable[[], object] = lambda: None,
         chosen: float = 1.0,
     ) -> None:
         super().__init__()

@@ -126,7 +126,7 @@ def _bounded(measured: Measurement, needed: int, *, is_cut: bool) -> str:
     if not measured.at_most:
         return f"{'~' if measured.approximate or is_cut else ''}{format_bytes(needed)}"
     expected = measured.expected_bytes
-    likely = "" if expected is None else f", expected {format_bytes(expected)},"
+    likely = "" if expected is None else f" (expected {format_bytes(expected)})"
     return f"at most {format_bytes(needed)}{likely}"
 
 

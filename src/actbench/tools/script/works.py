@@ -4,7 +4,7 @@ Since torch 2.8 ``ProcessGroupNCCL`` holds the tensors of a collective with ``as
 for. A future of the work, waited for in its place, makes the stream wait but lets go of nothing: a watchdog then sees,
 every 100 ms, which works have ended, and the next collective frees their tensors. The processor enqueues about one step
 ahead of the card unless it waits for it, so that two steps' tensors are held; without waiting for the works, gradients
-that a script has dropped stay. Eight of the published logs of docs/public-scripts.md show it, to 1 MiB of 33,277.
+that a script has dropped stay. Peaks in published logs of modded-nanogpt show it (docs/public-scripts.md).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Works:
     """What the works of asynchronous collectives hold, by the step that began them.
 
     Attributes:
-        most_bytes: The most that was held at once for works that nobody waited for.
+        most_bytes: The most that was held at once, and by nothing else, for works that nobody waited for.
     """
 
     def __init__(self) -> None:
@@ -40,15 +40,20 @@ class Works:
 
     def end_step(self) -> None:
         """Let the card end the works of the step before this one."""
-        self._ended += self._running
-        self._running = [shelf for shelf in self._enqueued if shelf.tensors]
-        self._enqueued = []
-        held = {
-            each.untyped_storage()._cdata: each.untyped_storage().nbytes()
-            for shelf in (*self._running, *self._ended)
-            for each in shelf.tensors
-        }
-        self.most_bytes = max(self.most_bytes, sum(held.values()))
+        self._ended += [shelf for shelf in self._running if shelf.tensors]
+        self._running, self._enqueued = self._enqueued, []
+
+    def _held_alone(self) -> int:
+        """Return the bytes that nothing but works holds: buffers of DistributedDataParallel are alive anyway."""
+        held: dict[int, dict[int, Tensor]] = {}
+        for each in (tensor for shelf in (*self._ended, *self._running) for tensor in shelf.tensors):
+            held.setdefault(each.untyped_storage()._cdata, {})[id(each)] = each
+        sizes = 0
+        for storage, tensors in held.items():
+            # one more is that of Python's object of the storage
+            if torch._C._storage_Use_Count(storage) <= len(tensors) + 1:
+                sizes += next(iter(tensors.values())).untyped_storage().nbytes()
+        return sizes
 
     def synchronize(self, *_: Any) -> None:
         """Let the card end all works, as what waits for it does; the next collective frees what they hold."""
@@ -57,6 +62,8 @@ class Works:
 
     def free(self) -> None:
         """Free what ended works hold, as each collective does."""
+        if any(shelf.tensors for shelf in self._ended):
+            self.most_bytes = max(self.most_bytes, self._held_alone())
         self._ended.clear()
 
     def remarks(self) -> Iterator[str]:
@@ -64,7 +71,7 @@ class Works:
         if self.most_bytes:
             yield (
                 "works of collectives with async_op=True are not waited for: they hold up to "
-                f"{format_bytes(self.most_bytes)} until two steps later; call work.wait() in place of "
+                f"{format_bytes(self.most_bytes)} until two steps later; call work.wait(), not only "
                 "work.get_future().wait()"
             )
 
@@ -85,10 +92,10 @@ class Work:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._work, name)
 
-    def wait(self, *args: Any) -> Any:
+    def wait(self, *args: Any, **kwargs: Any) -> Any:
         """Wait, and free what is held."""
         self._shelf.tensors.clear()
-        return self._work.wait(*args)
+        return self._work.wait(*args, **kwargs)
 
     def synchronize(self) -> None:
         """Let the stream wait, and free what is held."""
