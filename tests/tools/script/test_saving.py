@@ -216,6 +216,20 @@ def test_models_and_checkpoints_are_not_written(notes: list[str], tmp_path: Path
     ]
 
 
+def test_checkpoints_that_accelerate_names_stay_as_they_are(notes: list[str], tmp_path: Path) -> None:
+    from accelerate import Accelerator
+    from accelerate.utils import ProjectConfiguration
+
+    for number in range(2):
+        (tmp_path / "checkpoints" / f"checkpoint_{number}").mkdir(parents=True)
+    naming = ProjectConfiguration(str(tmp_path), automatic_checkpoint_naming=True, total_limit=2, iteration=2)
+
+    Accelerator(cpu=True, project_config=naming).save_state(str(tmp_path / "state"))
+
+    assert sorted(each.name for each in tmp_path.rglob("*")) == ["checkpoint_0", "checkpoint_1", "checkpoints"]
+    assert any(note.startswith("Accelerator.save_state writes nothing") for note in notes)
+
+
 @pytest.mark.slow
 def test_nothing_is_uploaded(notes: list[str]) -> None:
     from huggingface_hub import HfApi, create_repo
