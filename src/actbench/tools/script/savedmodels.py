@@ -84,16 +84,16 @@ def changes(saved: SavedModels, contents: Contents, note: Note) -> dict[str, Cha
     They go around those of :mod:`actbench.tools.script.saving`.
     """
     return {
-        "transformers.modeling_utils": _method("PreTrainedModel", "save_pretrained", _keeping(saved.keep)),
+        "transformers.modeling_utils": _methods("PreTrainedModel", save_pretrained=_keeping(saved.keep)),
         "transformers.trainer": _of_trainer(saved, contents, note),
         "accelerate.accelerator": _of_accelerator(saved, note),
         **{f"{name}.plugins.io.torch_io": _of_lightning(saved, note) for name in _FABRIC},
-        **{f"{name}.trainer.trainer": _method("Trainer", "save_checkpoint", _unsharded(note)) for name in _LIGHTNING},
+        **{f"{name}.trainer.trainer": _methods("Trainer", save_checkpoint=_unsharded(note)) for name in _LIGHTNING},
         "transformers.trainer_utils": lambda module: rebound(module, "get_last_checkpoint", _looking(saved)),
         "transformers.utils.hub": lambda module: rebound(module, "cached_files", _finding(saved)),
-        "peft.peft_model": _method("PeftModel", "save_pretrained", _keeping(saved.keep_adapters)),
+        "peft.peft_model": _methods("PeftModel", save_pretrained=_keeping(saved.keep_adapters)),
         "peft.config": _redirected(saved, "PeftConfigMixin", "from_pretrained", "_get_peft_type"),
-        "diffusers.models.modeling_utils": _method("ModelMixin", "save_pretrained", _keeping(saved.keep_config)),
+        "diffusers.models.modeling_utils": _methods("ModelMixin", save_pretrained=_keeping(saved.keep_config)),
         "diffusers.configuration_utils": _redirected(saved, "ConfigMixin", "load_config"),
     }
 
@@ -117,14 +117,9 @@ def _of_trainer(saved: SavedModels, contents: Contents, note: Note) -> Change:
 
         return train
 
-    def change(module: ModuleType) -> AbstractContextManager[object]:
-        with ExitStack() as stack:
-            stack.enter_context(changed(module.Trainer, "save_model", _keeping_trained(saved, contents)))
-            stack.enter_context(changed(module.Trainer, "_save_checkpoint", checkpointing))
-            stack.enter_context(changed(module.Trainer, "train", training))
-            return stack.pop_all()
-
-    return change
+    return _methods(
+        "Trainer", save_model=_keeping_trained(saved, contents), _save_checkpoint=checkpointing, train=training
+    )
 
 
 _LIGHTNING, _FABRIC = ("lightning.pytorch", "pytorch_lightning"), ("lightning.fabric", "lightning_fabric")
@@ -171,13 +166,7 @@ def _of_accelerator(saved: SavedModels, note: Note) -> Change:
 
         return load_state
 
-    def change(module: ModuleType) -> AbstractContextManager[object]:
-        with ExitStack() as stack:
-            stack.enter_context(changed(module.Accelerator, "save_state", saving))
-            stack.enter_context(changed(module.Accelerator, "load_state", loading))
-            return stack.pop_all()
-
-    return change
+    return _methods("Accelerator", save_state=saving, load_state=loading)
 
 
 def _of_lightning(saved: SavedModels, note: Note) -> Change:
@@ -209,14 +198,7 @@ def _of_lightning(saved: SavedModels, note: Note) -> Change:
 
         return remove_checkpoint
 
-    def change(module: ModuleType) -> AbstractContextManager[object]:
-        with ExitStack() as stack:
-            stack.enter_context(changed(module.TorchCheckpointIO, "save_checkpoint", saving))
-            stack.enter_context(changed(module.TorchCheckpointIO, "load_checkpoint", loading))
-            stack.enter_context(changed(module.TorchCheckpointIO, "remove_checkpoint", removing))
-            return stack.pop_all()
-
-    return change
+    return _methods("TorchCheckpointIO", save_checkpoint=saving, load_checkpoint=loading, remove_checkpoint=removing)
 
 
 def _looking(saved: SavedModels) -> Callable[[Any], Any]:
@@ -229,8 +211,16 @@ def _looking(saved: SavedModels) -> Callable[[Any], Any]:
     return change
 
 
-def _method(owner: str, name: str, change: Callable[[Any], Any]) -> Change:
-    return lambda module: changed(vars(module)[owner], name, change)
+def _methods(owner: str, **changes: Callable[[Any], Any]) -> Change:
+    """Return the change of methods of a class of a module, by their names."""
+
+    def change(module: ModuleType) -> AbstractContextManager[object]:
+        with ExitStack() as stack:
+            for name, each in changes.items():
+                stack.enter_context(changed(vars(module)[owner], name, each))
+            return stack.pop_all()
+
+    return change
 
 
 def _keeping(keep: Callable[[Any, Any], object]) -> Callable[[Any], Any]:
