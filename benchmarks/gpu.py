@@ -82,7 +82,7 @@ def steps(results: Path) -> list[Step]:
     kernels = (str(ROOT / "benchmarks" / "kernels.py"), "--device", "cuda", "--output", str(results))
     profile = (*("--output", str(results / "calibrated.toml")), "--export-json", str(results / "calibrated.json"))
     return [
-        Step("tests", (*pytest, "-n", "6", "-k", "not beyond", *tests), 240, is_timed=False),
+        Step("tests", (*pytest, "-n", "8", "-k", "not beyond", *tests), 240, is_timed=False),
         Step("large", (*pytest, "-k", "beyond", str(ROOT / "tests" / "kernels")), 240, is_timed=False),
         *(_sanitized(tool, (*pytest, "-k", CHECKED, str(ROOT / "tests" / "kernels"))) for tool in TOOLS),
         Step("operators", _operators(results), 150, is_timed=False),
@@ -93,6 +93,7 @@ def steps(results: Path) -> list[Step]:
             "calibrate", ("-m", "actbench", "calibrate", "--device", "cuda", "--force", "--budget", "70", *profile), 110
         ),
         *_sweeps(results),
+        Step("captured", _captured(results), 100),
         # as far as the budget goes
         Step("compiled", (*kernels, "--compile", "--operator", "layer", "--size", "4096x4096"), 100),
         Step("fit", _fit(results), 200),
@@ -110,6 +111,11 @@ def _sanitized(tool: str, command: tuple[str, ...]) -> Step:
 
 def _operators(results: Path) -> tuple[str, ...]:
     return str(ROOT / "benchmarks" / "cuda_operators.py"), "--output", str(results / "operators.json"), *CASES
+
+
+def _captured(results: Path) -> tuple[str, ...]:
+    models = ("resnet50", "128", "exact", "actnn:L1", "actnn:L2", "actnn:L3")
+    return str(ROOT / "benchmarks" / "captured.py"), "--output", str(results / "captured.json"), *models
 
 
 def _scripts(results: Path) -> list[Step]:
@@ -177,12 +183,10 @@ def missing() -> list[str]:
 
 
 def lay_out(folder: Path) -> None:
-    """Make the package as an installation has it, with its entry points beside it."""
-    package = folder / "actbench"
-    package.mkdir()
-    for source in (ROOT / "src" / "actbench").iterdir():
-        if source.name != "__pycache__":
-            (package / source.name).symlink_to(source)
+    """Make the packages as an installation has them, with their entry points beside them."""
+    for source in (ROOT / "src").iterdir():
+        if source.suffix == ".py" or (source / "__init__.py").exists():
+            (folder / source.name).symlink_to(source)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     metadata = folder / f"actbench-{project['version']}.dist-info"
     metadata.mkdir()
