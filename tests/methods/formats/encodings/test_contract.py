@@ -33,7 +33,7 @@ def normal(*shape, dtype=torch.float32, seed=0):
 
 
 def through(encoding, x, dtype=None, seed=SEED):
-    return encoding.decode(encoding.encode(x, seed), x.shape, dtype or x.dtype)
+    return encoding.decode(encoding.encode(x, seed.to(x.device)), x.shape, dtype or x.dtype)
 
 
 def test_every_encoding_is_tried():
@@ -155,7 +155,7 @@ def test_other_types_are_refused(spec):
 def test_bytes_on_cuda_are_those_on_the_cpu(spec):
     # S2FP8 and the simulation go through logarithms, powers and sums, whose last bits differ between devices.
     encoding, x = build(spec), normal(5003)
-    here, there = encoding.encode(x, SEED), encoding.encode(x.cuda(), SEED)
+    here, there = encoding.encode(x, SEED), encoding.encode(x.cuda(), SEED.cuda())
 
     assert all(torch.equal(a.view(torch.uint8), b.cpu().view(torch.uint8)) for a, b in zip(here, there, strict=True))
     assert torch.equal(encoding.decode(there, x.shape, x.dtype).cpu(), encoding.decode(here, x.shape, x.dtype))

@@ -63,7 +63,7 @@ def beside(most, dtype):
 
 
 def through(encoding, x):
-    return encoding.decode(encoding.encode(x, SEED), x.shape, x.dtype)
+    return encoding.decode(encoding.encode(x, SEED.to(x.device)), x.shape, x.dtype)
 
 
 def test_every_encoding_is_tried():
