@@ -15,7 +15,7 @@ from actbench.run.tasks import Tasks
 
 Run = Callable[[str], str]
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a real card is never replaced")
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="what a process sees that has no real card")
 
 
 HEAD = """
@@ -166,13 +166,6 @@ def test_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
 
     with pytest.raises(MeasurementError, match="Windows"), hooks.answered():
-        pass
-
-
-def test_a_process_that_can_use_a_real_card_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-
-    with pytest.raises(MeasurementError, match="CUDA_VISIBLE_DEVICES"), hooks.answered():
         pass
 
 

@@ -79,7 +79,7 @@ def simulated(
         note: Is called with each thing that is asked of a card and that is not simulated, once a thing.
 
     Raises:
-        MeasurementError: This process can use a real card, or has a simulated one already, or torch allows none.
+        MeasurementError: This process has another simulated card already, or torch allows none.
     """
     outer = _inside.get()
     if outer is not None and outer.profile == profile:

@@ -260,9 +260,11 @@ def test_what_schemes_move_to_the_host_is_known_between_the_parts(monkeypatch: p
     assert timeline.held_bytes["host"][0] == timeline.held_bytes["host"][-1] == 0
 
 
-def told(name: str, device: str = "cuda", size: int = 0, address: int = 0, at: int = 0) -> SimpleNamespace:
+def told(
+    name: str, device: str = "cuda", size: int = 0, address: int = 0, at: int = 0, total: int = 0
+) -> SimpleNamespace:
     """Return an event as torch's profiler has it."""
-    fields = SimpleNamespace(device=torch.device(device), alloc_size=size, ptr=address)
+    fields = SimpleNamespace(device=torch.device(device), alloc_size=size, ptr=address, total_allocated=total)
     return SimpleNamespace(name=name, extra_fields=fields, start_time_ns=at, parent=None)
 
 
@@ -270,10 +272,10 @@ def test_a_free_of_what_was_there_before_shrinks_what_was_not_seen(monkeypatch: 
     trace = AllocationTrace("cuda")
     events = [
         told("actbench.mark.begin"),
-        told("[memory]", size=512, address=1, at=1),
+        told("[memory]", size=512, address=1, at=1, total=5632),
         told("[memory]", "cpu", size=64, address=7, at=2),
-        told("[memory]", size=-2048, address=2, at=3),
-        told("[memory]", size=-512, address=1, at=4),
+        told("[memory]", size=-2048, address=2, at=3, total=3584),
+        told("[memory]", size=-512, address=1, at=4, total=3072),
         told("actbench.mark.end", at=5),
     ]
     monkeypatch.setattr(trace, "_events", lambda: events)
@@ -283,6 +285,26 @@ def test_a_free_of_what_was_there_before_shrinks_what_was_not_seen(monkeypatch: 
     assert trace.events == [(0, 512), (UNSEEN, -2048), (0, 0)]
     assert trace.live_bytes("end") == -2048
     assert trace.peak_bytes("begin", "end") == 512
+
+
+def test_a_free_that_the_profiler_misses_is_known_by_the_next_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of two sizes are freed unseen; of one size the block is known, and of both together it is not."""
+    trace = AllocationTrace("cuda")
+    events = [
+        told("actbench.mark.begin"),
+        told("[memory]", size=512, address=1, at=1, total=1512),
+        told("[memory]", size=1024, address=2, at=2, total=2536),
+        told("[memory]", size=2048, address=3, at=3, total=2536 + 2048 - 1024),
+        told("[memory]", size=512, address=4, at=4, total=1000 + 512),
+        told("actbench.mark.end", at=5),
+    ]
+    monkeypatch.setattr(trace, "_events", lambda: events)
+
+    trace._draw_curve()
+
+    assert trace.events == [(0, 512), (1, 1024), (1, 0), (2, 2048), (UNSEEN, -2560), (3, 512)]
+    assert trace.peak_bytes("begin", "end") == 512 + 2048
+    assert trace.live_bytes("end") == 512
 
 
 def test_a_snapshot_is_torchs_own_of_the_second_step(monkeypatch: pytest.MonkeyPatch) -> None:

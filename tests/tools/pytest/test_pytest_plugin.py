@@ -203,23 +203,6 @@ def test_last():
     found.stdout.fnmatch_lines(["*test_marked *rtx-4090*", "*test_marked_again *rtx-4060*"])
 
 
-def test_a_process_with_a_real_card_is_told_to_hide_it(run: Run) -> None:
-    found = run(
-        """
-@pytest.mark.gpu_memory(device="rtx-4090")
-def test_marked():
-    train(256)
-
-@pytest.fixture(autouse=True)
-def card(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-""",
-    )
-
-    found.assert_outcomes(failed=1)
-    found.stdout.fnmatch_lines(["gpu_memory: *start it with CUDA_VISIBLE_DEVICES=''*"])
-
-
 GROWING = """
 @pytest.mark.gpu_memory(device="rtx-4090", limit="1 GiB")
 def test_step():

@@ -32,7 +32,8 @@ class AllocationTrace:
 
     Bytes are those that the allocator counts, relative to those alive on entry: on the CPU requested bytes, on CUDA
     bytes of blocks. On the CPU, frees of older storages, and allocations in threads that operators start, are not
-    seen; on CUDA, such a free shrinks :data:`UNSEEN`.
+    seen; on CUDA, such a free shrinks :data:`UNSEEN`. There the profiler also misses frees in backward passes, which
+    the sum that each event brings tells of.
 
     After leaving, ``events`` has the events, and ``origins`` the origin of each storage that they name.
 
@@ -56,6 +57,8 @@ class AllocationTrace:
         self._marks: dict[str, int] = {}
         self._names: dict[str, dict[int, int]] = {}
         self._curve: list[int] = after._curve if after else [0]
+        self._unseen = after._unseen if after else 0
+        self._before: int | None = None  # what the allocator counted when the first event began
         self._alive: dict[int, Event] = after._alive if after else {}
         self._new_names: Iterator[int] = after._new_names if after else itertools.count()
         self.events: list[Event] = after.events if after else []
@@ -115,12 +118,13 @@ class AllocationTrace:
         outlived an earlier trace, and mistakes the free of a later tensor at such an address for theirs.
         """
         alive, names = self._alive, self._new_names
-        unseen = 0
         for event in sorted(self._events(), key=lambda event: event.start_time_ns):
             if event.name == "[memory]":
                 change = event.extra_fields
                 if change.device.type != self._device:
                     continue
+                if self._device == "cuda":
+                    self._make_up(change)
                 if change.alloc_size > 0:
                     alive[change.ptr] = (next(names), change.alloc_size)
                     self._enter(alive[change.ptr], change.alloc_size)
@@ -130,12 +134,28 @@ class AllocationTrace:
                     name, amount = alive.pop(change.ptr)
                     self._enter((name, 0), -amount)
                 elif self._device == "cuda":
-                    unseen += change.alloc_size
-                    self._enter((UNSEEN, unseen), change.alloc_size)
+                    self._enter_unseen(change.alloc_size)
             elif event.name.startswith(_MARK):
                 mark = event.name.removeprefix(_MARK)
                 self._marks[mark] = len(self.events)
                 self._names[mark] = {address: name for address, (name, _) in alive.items()}
+
+    def _make_up(self, change: Any) -> None:
+        """Enter the bytes that no event told of before this one: a block that was freed, or else unseen ones."""
+        counted = change.total_allocated - change.alloc_size
+        if self._before is None:
+            self._before = counted - self._curve[-1]
+        missed = counted - self._before - self._curve[-1]
+        candidates = (change.ptr, *reversed(self._alive))
+        freed = next((each for each in candidates if self._alive.get(each, (0, 0))[1] == -missed), None)
+        if missed and freed is not None:
+            self._enter((self._alive.pop(freed)[0], 0), missed)
+        elif missed:
+            self._enter_unseen(missed)
+
+    def _enter_unseen(self, change: int) -> None:
+        self._unseen += change
+        self._enter((UNSEEN, self._unseen), change)
 
     def _enter(self, event: Event, change: int) -> None:
         self.events.append(event)

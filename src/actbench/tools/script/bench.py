@@ -147,7 +147,8 @@ class Session:
         if not self._scheme.changes and not self.reads_blocks:
             asked = (*(each.scheme for each in suggestions(found, most=None)), *found.remedies)
             simulated = isinstance(run, Simulation)
-            no = refused(asked, run.lines.roots, run.steps.optimizers, are_fake=simulated)
+            untold = run.lines.has_let_go  # the simulation of the first one that is worth trying tells
+            no = () if untold else refused(asked, run.lines.roots, run.steps.optimizers, are_fake=simulated)
             again = [each for each in asked if run.lines.runs_again and "recomputation" in schemes.build(each).changes]
             more["refused"] = tuple(dict.fromkeys((*no, *again)))
         built = found.built.model_copy(update=more)
