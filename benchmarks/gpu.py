@@ -40,6 +40,7 @@ NEEDED = {
     "pynvml": "nvidia-ml-py",
     "pytest": "pytest",
     "xdist": "pytest-xdist",
+    "pytest_timeout": "pytest-timeout",
 }
 """Packages by the name that is imported."""
 

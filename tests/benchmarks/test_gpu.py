@@ -32,7 +32,7 @@ def test_what_is_needed_is_what_the_package_declares(script):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     declared = {text.split(">")[0].split("[")[0] for text in project["dependencies"]}
 
-    assert declared | {"cupy-cuda13x", "pytest", "pytest-xdist"} == set(script.NEEDED.values())
+    assert declared | {"cupy-cuda13x", "pytest", "pytest-timeout", "pytest-xdist"} == set(script.NEEDED.values())
 
 
 @pytest.mark.exhaustive
@@ -148,6 +148,6 @@ def test_the_steps_are_those_of_the_target(script, tmp_path):
     unclocked |= {"largest-resnet50", "largest-bert"}
     assert {name for name, step in found.items() if not step.is_timed} == unclocked
     timed = ["kernels", "calibrate", "quickstart", "fewbit-roberta", "resnet50", "actnn-memory", "gact-bert"]
-    assert [name for name, step in found.items() if step.is_timed] == [*timed, "compiled", "fit", "finetune-8b"]
+    assert [name for name, step in found.items() if step.is_timed] == [*timed, "captured", "compiled", "fit", "finetune-8b"]
     assert any("tests/kernels/test_stepwise.py" in argument for argument in found["tests"].command)
     assert any("tests/measuring/meters/test_cuda.py" in argument for argument in found["tests"].command)
