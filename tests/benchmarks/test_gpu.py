@@ -148,6 +148,12 @@ def test_the_steps_are_those_of_the_target(script, tmp_path):
     unclocked |= {"largest-resnet50", "largest-bert"}
     assert {name for name, step in found.items() if not step.is_timed} == unclocked
     timed = ["kernels", "calibrate", "quickstart", "fewbit-roberta", "resnet50", "actnn-memory", "gact-bert"]
-    assert [name for name, step in found.items() if step.is_timed] == [*timed, "captured", "compiled", "fit", "finetune-8b"]
+    assert [name for name, step in found.items() if step.is_timed] == [
+        *timed,
+        "captured",
+        "compiled",
+        "fit",
+        "finetune-8b",
+    ]
     assert any("tests/kernels/test_stepwise.py" in argument for argument in found["tests"].command)
     assert any("tests/measuring/meters/test_cuda.py" in argument for argument in found["tests"].command)
