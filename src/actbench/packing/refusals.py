@@ -18,7 +18,7 @@ from actbench.model.declared.schemes import compilable
 from actbench.packing.forwardwrapper import ReboundForward
 
 _eval_frame: Any = torch._C._dynamo.eval_frame
-
+_compiler: Any = torch.compiler
 
 _DEEPEST = 200  # torch walks through modules by recursion, and so does this package
 
@@ -88,9 +88,14 @@ def is_waited_for() -> bool:
     return torch.compiler.is_compiling() or callable(_eval_frame.get_eval_frame_callback())
 
 
+def is_exporting() -> bool:
+    """Return whether ``torch.export`` reads this call; torch 2.11 says so of whatever it compiles."""
+    return bool(_compiler._is_exporting_flag)
+
+
 def refuse_exporting(what: str, why: str) -> None:
     """Raise a ConversionError under ``torch.export`` that says what cannot be exported and why."""
-    if torch.compiler.is_exporting():
+    if is_exporting():
         raise ConversionError(
             f"{what} cannot be exported: {why}; undo the conversion first: actbench.conversion_of(model).undo(), or "
             "export it under torch.no_grad()"

@@ -16,7 +16,7 @@ from actbench.packing import Exclude, HostOffload, Identity, Packed, SavedTensor
 from actbench.packing.hooked.hooks import Hooks
 from actbench.packing.hooked.ingraph import form_of, region
 from actbench.packing.packer import ON_HOST, StaysHere, own_tensors
-from actbench.packing.refusals import is_waited_for, refuse_compiled, refuse_compiling
+from actbench.packing.refusals import is_exporting, is_waited_for, refuse_compiled, refuse_compiling
 from actbench.packing.wrapped import HookWrapper, Inner, WrappedForward, bind_entries, in_a_pass
 from actbench.units import KIB
 
@@ -220,6 +220,6 @@ class OffloadedForward(WrappedForward):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model as a pass; raise a ConversionError under ``torch.compile``, without gradients too."""
-        if not torch.compiler.is_exporting():
+        if not is_exporting():
             self.wrapper.is_in_graph()
         return super().__call__(*args, **kwargs)
