@@ -57,7 +57,7 @@ class AllocationTrace:
         self._marks: dict[str, int] = {}
         self._names: dict[str, dict[int, int]] = {}
         self._curve: list[int] = after._curve if after else [0]
-        self._unseen = after._unseen if after else 0
+        self._unseen: int = after._unseen if after else 0
         self._before: int | None = None  # what the allocator counted when the first event began
         self._alive: dict[int, Event] = after._alive if after else {}
         self._new_names: Iterator[int] = after._new_names if after else itertools.count()
