@@ -72,7 +72,7 @@ def schemes_by_model(name: str) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_smoke_recipe_runs_from_the_command_line(cli: Any, tmp_path: Path) -> None:
     ended = cli("sweep", "smoke", "--output", tmp_path, "--export-json", tmp_path / "records.json")
     again = cli("sweep", "smoke", "--output", tmp_path)

@@ -58,9 +58,7 @@ def gradients(run: Any, model: nn.Module, x: Tensor) -> list[Tensor]:
     return list(torch.autograd.grad(run(x).square().sum(), [*model.parameters(), x]))
 
 
-@pytest.mark.parametrize(
-    "backend", ["aot_eager", pytest.param("inductor", marks=[pytest.mark.slow, pytest.mark.sampled(slow=2)])]
-)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.sampled(slow=2))])
 @pytest.mark.parametrize("make", [chain, convolutions, transformer])
 @pytest.mark.parametrize("spec", ["gact:L1,bits=2", "smaq,on=activations", "coat"])
 def test_the_mean_gradient_is_that_of_the_uncompiled_model(spec: str, make: Any, backend: str) -> None:

@@ -77,8 +77,9 @@ def follow(tmp_path: Path) -> Measure:
     return measured
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize(
+    "whole", [pytest.param(False, marks=pytest.mark.exhaustive), pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_the_best_remedy_and_the_largest_batch_are_known_afterwards(
     follow: Measure, tmp_path: Path, whole: bool
 ) -> None:
