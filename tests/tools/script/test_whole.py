@@ -217,7 +217,7 @@ def parts(found: Measurement) -> dict[str, RunEvent]:
         pytest.param(
             model,
             ending,
-            marks=() if model == "perceptron" and ending in QUICK else pytest.mark.slow,
+            marks=() if model == "perceptron" and ending in QUICK else pytest.mark.sampled(slow=14),
             id=f"{model} {ending}",
         )
         for model in MODELS
