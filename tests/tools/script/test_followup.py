@@ -78,7 +78,7 @@ def follow(tmp_path: Path) -> Measure:
 
 
 @pytest.mark.parametrize(
-    "whole", [pytest.param(False, marks=pytest.mark.exhaustive), pytest.param(True, marks=pytest.mark.slow)]
+    "whole", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.exhaustive)]
 )
 def test_the_best_remedy_and_the_largest_batch_are_known_afterwards(
     follow: Measure, tmp_path: Path, whole: bool
