@@ -146,12 +146,14 @@ class AllocationTrace:
         if self._before is None:
             self._before = counted - self._curve[-1]
         missed = counted - self._before - self._curve[-1]
+        if not missed:
+            return
         candidates = (change.ptr, *reversed(self._alive))
         freed = next((each for each in candidates if self._alive.get(each, (0, 0))[1] == -missed), None)
-        if missed and freed is not None:
-            self._enter((self._alive.pop(freed)[0], 0), missed)
-        elif missed:
+        if freed is None:
             self._enter_unseen(missed)
+        else:
+            self._enter((self._alive.pop(freed)[0], 0), missed)
 
     def _enter_unseen(self, change: int) -> None:
         self._unseen += change
