@@ -126,8 +126,8 @@ class Session:
                 if stepped == self._say and isinstance(run, Simulation):
                     self._tell_passes(run)
                 with suppress(Ended):
-                    launching.run(script, lambda error: finish(failure_of(error)))
-                    is_whole = True
+                    held = launching.run(script, lambda error: finish(failure_of(error)))  # schemes are tried on it
+                    is_whole = held is not None
                 run.ending.done()
                 if run.steps.done and isinstance(run, Simulation):  # schemes are tried where models are simulated
                     return self._about_script(run.measurement, run, is_stopped=not is_whole)
@@ -147,8 +147,7 @@ class Session:
         if not self._scheme.changes and not self.reads_blocks:
             asked = (*(each.scheme for each in suggestions(found, most=None)), *found.remedies)
             simulated = isinstance(run, Simulation)
-            untold = run.lines.has_let_go  # the simulation of the first one that is worth trying tells
-            no = () if untold else refused(asked, run.lines.roots, run.steps.optimizers, are_fake=simulated)
+            no = refused(asked, run.lines.roots, run.steps.optimizers, are_fake=simulated)
             again = [each for each in asked if run.lines.runs_again and "recomputation" in schemes.build(each).changes]
             more["refused"] = tuple(dict.fromkeys((*no, *again)))
         built = found.built.model_copy(update=more)

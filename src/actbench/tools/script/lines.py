@@ -69,11 +69,6 @@ class Lines:
         """The modules that ran, were part of no other that did, and are still held by the script."""
         return [each for each in (known() for known in self._roots) if each is not None]
 
-    @property
-    def has_let_go(self) -> bool:
-        """Whether modules ran, and the script holds none of them any more, as when it has ended."""
-        return bool(self._roots) and not self.roots
-
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Inside the block, follow the modules that run."""
