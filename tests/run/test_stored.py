@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -63,10 +62,8 @@ def found(recipe: Recipe, folder: Path, *, retry_failed: bool = False, timelines
 def test_nothing_is_started_where_all_is_stored(tmp_path: Path, make_record: MakeRecord) -> None:
     stored(tmp_path, make_record)
     command = [sys.executable, "-c", NOTHING_STARTED, "sweep", tmp_path / "mine.toml", "-o", tmp_path]
-    before = sum(os.times()[2:4])
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
 
-    assert sum(os.times()[2:4]) - before < 2, "seconds of a processor"
     assert ended.returncode == 0, ended.stderr
     assert "0 measured, 0 failed, 6 taken from the results file" in ended.stderr
     assert "What is stored?" in ended.stdout

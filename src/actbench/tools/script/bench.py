@@ -22,7 +22,7 @@ from actbench.tools.script import launching
 from actbench.tools.script.counting import Step
 from actbench.tools.script.ondevice import CudaRun
 from actbench.tools.script.real import RealRun
-from actbench.tools.script.schemes import refused
+from actbench.tools.script.schemes import Snapshot, refused
 from actbench.tools.script.simulation import Simulation
 from actbench.tools.script.steps import Ended
 from actbench.tools.script.suggestions import suggestions
@@ -42,6 +42,10 @@ _ONLY_PASSES = (
 
 _TELL_SECONDS = 9.0
 """Time between two words on a long step: before progress repeats the last one."""
+
+
+_SNAPPED = 2
+"""The step of a whole run after which schemes can be tried on its models, which are gone when it has ended."""
 
 
 class ScriptError(MeasurementError):
@@ -81,6 +85,7 @@ class Session:
         self.seconds, self.chosen, self.ends_at = 0.0, 1.0, math.inf
         self.tried: Callable[[int, bool], object] = lambda batch_size, fits: None
         self.said: Callable[[str], object] = lambda text: None
+        self._snapshot: Snapshot | None = None
 
     def memory(self) -> Measurement:
         """Run the script until its steps are alike, and return what a step needs.
@@ -119,15 +124,20 @@ class Session:
         def ended(found: Measurement) -> NoReturn:
             finish(self._about_script(found, run, is_stopped=True))
 
+        def snapped(number: int, step: Step) -> None:
+            stepped(number, step)
+            if number == _SNAPPED and stepped == self._say and isinstance(run, Simulation):
+                self._snapshot = Snapshot(run.lines.roots, run.steps.optimizers)
+
         torch.manual_seed(self.case.seed)
-        run, is_whole = self._opened(script, stepped, ended), False
+        run, is_whole = self._opened(script, snapped if script.whole else stepped, ended), False
         try:
             with run:
                 if stepped == self._say and isinstance(run, Simulation):
                     self._tell_passes(run)
                 with suppress(Ended):
-                    held = launching.run(script, lambda error: finish(failure_of(error)))  # schemes are tried on it
-                    is_whole = held is not None
+                    launching.run(script, lambda error: finish(failure_of(error)))
+                    is_whole = True
                 run.ending.done()
                 if run.steps.done and isinstance(run, Simulation):  # schemes are tried where models are simulated
                     return self._about_script(run.measurement, run, is_stopped=not is_whole)
@@ -146,8 +156,11 @@ class Session:
         more: dict[str, Any] = {"stopped_after": len(run.steps.done) if is_stopped else None}
         if not self._scheme.changes and not self.reads_blocks:
             asked = (*(each.scheme for each in suggestions(found, most=None)), *found.remedies)
-            simulated = isinstance(run, Simulation)
-            no = refused(asked, run.lines.roots, run.steps.optimizers, are_fake=simulated)
+            if self._snapshot is not None:
+                no = self._snapshot.refused(asked)
+            else:
+                simulated = isinstance(run, Simulation)
+                no = refused(asked, run.lines.roots, run.steps.optimizers, are_fake=simulated)
             again = [each for each in asked if run.lines.runs_again and "recomputation" in schemes.build(each).changes]
             more["refused"] = tuple(dict.fromkeys((*no, *again)))
         built = found.built.model_copy(update=more)

@@ -78,6 +78,7 @@ def run_events(
     growth: Growth | None = None,
     first_epoch: int | None = None,
     epoch_steps: int | None = None,
+    began: int = 1,
 ) -> tuple[RunEvent, ...]:
     """Return the parts of a run, each kind and line of them once, in the order in which they were first seen.
 
@@ -88,12 +89,14 @@ def run_events(
         growth: What each step leaves.
         first_epoch: How many steps the first epoch had here.
         epoch_steps: How many it has in the real run.
+        began: The number of the step that makes optimizer state. What ran before it was without a scheme, and is no
+            part of the run.
     """
     each: list[RunEvent] = []
-    for number, step in enumerate((*steps, *([rest] if rest is not None else []))):
+    for number, step in enumerate((*steps, *([rest] if rest is not None else [])), start=1):
         each += (_of_span(span, found) for span in step.spans)
-        if number < len(steps):
-            each.append(found.event(_part(step, number), step.begun, step.ended))
+        if began <= number <= len(steps):
+            each.append(found.event(_part(step, is_first=number == began), step.begun, step.ended))
     if growth is not None and first_epoch is not None and (more := (epoch_steps or 0) - first_epoch) > 0:
         last = steps[first_epoch - 1]
         most = last.peak_bytes + more * growth.step_bytes
@@ -107,9 +110,9 @@ def run_events(
     return tuple(merged.values())
 
 
-def _part(step: Step, number: int) -> RunPart:
+def _part(step: Step, *, is_first: bool) -> RunPart:
     before = {span.part for span in step.spans}
-    if not number:
+    if is_first:
         return "first step"
     return "resumed step" if "resume" in before else "next step" if "evaluation" in before else "step"
 

@@ -8,7 +8,6 @@ import sys
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from actbench.device.patches import replaced
 from actbench.errors import (
@@ -30,15 +29,12 @@ _LAUNCHED = "{} reads the environment variable {}{}: it is launched by torchrun;
 _REMEDY = "run it on a GPU with --meter cuda, or small on this machine with --meter cpu"
 
 
-def run(script: Script, given_up: GivenUp) -> dict[str, Any]:
+def run(script: Script, given_up: GivenUp) -> None:
     """Run a script as ``python`` does: as ``__main__``, with its arguments, its folder first on the path.
 
     Args:
         script: The script.
         given_up: Told, in another thread, why a script is ended that waits for processes which cannot begin.
-
-    Returns:
-        Its global variables, which keep its models alive; none of a script that ended by ``sys.exit``.
 
     Raises:
         CodeError: The script failed; the message names the error and the line.
@@ -54,12 +50,12 @@ def run(script: Script, given_up: GivenUp) -> dict[str, Any]:
         try:
             with shapes_only(script.text, _REMEDY):
                 if script.is_module:
-                    return runpy.run_module(script.target, run_name="__main__", alter_sys=True)
-                return runpy.run_path(script.target, run_name="__main__")
+                    runpy.run_module(script.target, run_name="__main__", alter_sys=True)
+                else:
+                    runpy.run_path(script.target, run_name="__main__")
         except SystemExit as error:
             if error.code not in (None, 0):
                 raise MeasurementError(f"{script.text} ended by sys.exit({error.code!r}){line_of(error)}") from error
-            return {}
         except (ActbenchError, KeyboardInterrupt) as error:
             if type(error) in (MeasurementError, UntraceableError):
                 raise type(error)(f"{error}{line_of(error)}") from error

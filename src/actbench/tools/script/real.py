@@ -77,7 +77,7 @@ class RealRun(TimedRun):
         self._allocations = Allocations(self._held_tensors)
         self.steps = Steps(self._allocations, self._ended)
         self.lines.fed = self._batches.fed
-        self._whole = Whole(self.steps, self.lines.line, is_cut=False, note=self._note) if whole else None
+        self._whole = Whole(self.steps, self.lines.line, self._began, is_cut=False, note=self._note) if whole else None
         self._held: Held | None = None
         self._untrained = Untrained(self.steps, self.lines, self._holds)
         self._keepers = Keepers(self._allocations, self.lines)
@@ -134,7 +134,7 @@ class RealRun(TimedRun):
             found = grown(self.steps.steady(self._began))
         else:
             seen = Bytes(made.events, (), self.memory_bytes)
-            found = self._whole.told(grown, self._began, seen)
+            found = self._whole.told(grown, seen)
         found = found.model_copy(update={"step_seconds": tuple(self._seconds[:TIMED]) or None})
         return found if self._applied is None else self._applied.told(found, len(self.steps.done))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,6 +71,39 @@ def _can_be_applied(spec: str, roots: Sequence[nn.Module], optimizers: list[torc
         status = 0
     finally:
         os._exit(status)  # nothing of the script's may run in it
+
+
+class Snapshot:
+    """A copy of this process in which schemes are tried on what a script trains, whatever becomes of it here.
+
+    The copy waits for :meth:`refused`, and ends with the answer or with this process.
+    """
+
+    def __init__(self, roots: Sequence[nn.Module], optimizers: list[torch.optim.Optimizer]) -> None:
+        asked, self._ask = os.pipe()
+        self._answer, answered = os.pipe()
+        self._child = os.fork()
+        if self._child:
+            os.close(asked)
+            os.close(answered)
+            return
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.close(self._ask)  # else it would wait for itself
+            with open(asked) as question, open(answered, "w") as answer:
+                if text := question.readline():  # not to its end, which workers of the script may hold open
+                    json.dump(refused(json.loads(text), roots, optimizers, are_fake=True), answer)
+        finally:
+            os._exit(0)  # nothing of the script's may run in it
+
+    def refused(self, specs: Iterable[str]) -> tuple[str, ...]:
+        """Return the schemes that cannot be applied to what the script trained when the copy was made; ask once."""
+        with open(self._ask, "w") as question:
+            print(json.dumps(list(specs)), file=question)
+        with open(self._answer) as answer:
+            found = json.load(answer)
+        os.waitpid(self._child, 0)
+        return tuple(found)
 
 
 class Applied:

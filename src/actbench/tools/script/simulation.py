@@ -154,13 +154,13 @@ class Simulation(Displayed):
         self.lines.is_on = scheme is None  # else the first step, which is without it, counts in no case
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self.lines.fed, self.steps.passing = self._batches.fed, self.lines.begin_pass
-        self._whole = Whole(self.steps, self.lines.line, is_cut=True, note=self.note) if whole else None
+        self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
+        self._whole = Whole(self.steps, self.lines.line, self._began, is_cut=True, note=self.note) if whole else None
         self._works = Works()
         waited = self._works.synchronize
         self._mode = ScriptMode(self.bounds.at_most, self.bounds.share, waited, chosen)
         self._modes = self._mode, LargeAreFake(HOST_INTEGERS_BYTES, HostDraws(self.note).draw)
         self._has_state = self._applied is not None and self._applied.keeps_state
-        self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._held: reading.Held | None = None
         self._untrained = Untrained(self.steps, self.lines, self._holds)
         self._keepers = Keepers(self.tracker, self.lines)
@@ -354,7 +354,7 @@ class Simulation(Displayed):
         if self._whole is None or seen is None:
             found = grown(self.steps.steady(self._began))
         else:
-            found = self._whole.told(grown, self._began, seen)
+            found = self._whole.told(grown, seen)
         found = found.model_copy(
             update={"free_remedies": self._remedies(step, held, found.reserved_bytes, found.events)}
         )

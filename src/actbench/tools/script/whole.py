@@ -60,6 +60,7 @@ class Whole:
     Args:
         steps: The steps of the script.
         line: Returns the line of the user's that runs.
+        began: The number of the step that makes optimizer state: 2 with a scheme, which is applied after the first.
         is_cut: Whether epochs are cut short, and the run where it takes ``seconds`` after its first epoch.
         note: Receives sentences about what was not seen.
 
@@ -72,12 +73,14 @@ class Whole:
         self,
         steps: Steps,
         line: Callable[[], str],
+        began: int = 1,
         *,
         is_cut: bool,
         note: Callable[[str], None],
         seconds: float = 60.0,
     ) -> None:
         self._steps, self._line, self._is_cut, self._note, self._seconds = steps, line, is_cut, note, seconds
+        self._began = began
         self._open: Span | None = None
         self._depth = 0
         self._begun_at = time.monotonic()
@@ -146,7 +149,7 @@ class Whole:
         count = _length(loader)
         is_first = loader not in self._seen
         if self._is_cut and is_first:
-            batches = self._largest_second(batches, load, count)
+            batches = self._largest_early(batches, load, count)
         if self._open is not None or not torch.is_grad_enabled():
             yield from self._evaluated(batches, count, EVALUATED if is_first else _LATER)
         else:
@@ -181,8 +184,8 @@ class Whole:
             whole = count if cut else given
             self.epoch_steps = None if whole is None else max(ran, round(whole * ran / given))
 
-    def _largest_second(self, batches: Iterator[Any], load: Callable[[Any], Any], count: int | None) -> Iterator[Any]:
-        """Return the batches with the one that has the most bytes second."""
+    def _largest_early(self, batches: Iterator[Any], load: Callable[[Any], Any], count: int | None) -> Iterator[Any]:
+        """Return the batches with the one that has the most bytes where the first step with optimizer state takes it."""
         ahead: list[Any] = []
         sizes: list[int] = []
         until = time.monotonic() + _SCAN_SECONDS
@@ -200,8 +203,8 @@ class Whole:
                     f"{_SCAN_SECONDS:.0f} s"
                 )
                 break
-        if len(sizes) > 2:
-            ahead.insert(1, ahead.pop(max(range(1, len(sizes)), key=sizes.__getitem__)))
+        if len(sizes) > self._began + 1:
+            ahead.insert(self._began, ahead.pop(max(range(1, len(sizes)), key=sizes.__getitem__)))
         return itertools.chain(ahead, batches)
 
     def _begin(self, part: RunPart) -> Span:
@@ -360,15 +363,14 @@ class Whole:
         else:
             self._note(f"the Trainer resumed once from its {checkpoint}, as a later process would")
 
-    def told(self, grown: Callable[[Sequence[Step]], Measurement], began: int, found: Bytes) -> Measurement:
+    def told(self, grown: Callable[[Sequence[Step]], Measurement], found: Bytes) -> Measurement:
         """Return a measurement with what each part of the run needs.
 
         Args:
             grown: Returns the measurement with what each of some steps leaves.
-            began: The number of the step that makes optimizer state.
             found: The bytes at each event.
         """
-        done, epoch = self._steps.done, self.first_epoch
+        done, epoch, began = self._steps.done, self.first_epoch, self._began
         # a script may drop at the end of an epoch what its steps have kept
         measured = grown(done[began:epoch] if epoch is not None and epoch < len(done) else self._steps.steady(began))
         growth = measured.growth
@@ -384,7 +386,9 @@ class Whole:
 
     def events(self, found: Bytes) -> tuple[RunEvent, ...]:
         """Return what each part of the run needs, by the bytes at each event, once it was :meth:`told`."""
-        return run_events(self._steps.done, self._rest, found, self._growth, self.first_epoch, self.epoch_steps)
+        return run_events(
+            self._steps.done, self._rest, found, self._growth, self.first_epoch, self.epoch_steps, self._began
+        )
 
     def spans(self) -> list[Span]:
         """Return all parts of the run that are no steps."""
