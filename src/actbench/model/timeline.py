@@ -48,12 +48,18 @@ HOLDERS = 50
 LINES = 50
 """Most such holders of the rest with a line."""
 
+SAMPLES = 60
+"""Most moments of a step of which a record has the holders."""
+
+SAMPLED_HOLDERS = 100
+"""Most holders that these moments name; the rest is as that of the peak."""
+
 BATCH, OPTIMIZER, OTHER = "<batch>", "<optimizer>", "<other>"
 """Holders that are no modules: the batch, the optimizer's step, and all others."""
 
 
-class Holder(Data):
-    """The memory of one kind, made by one operator, that one module (or the same of several blocks) holds at the peak.
+class Holds(Data):
+    """Who holds memory of one kind, made by one operator: one module, or the same of several blocks.
 
     Attributes:
         module: Path of the module, ``encoder.layer.*.output`` for the same module of several blocks. For a parameter,
@@ -61,17 +67,36 @@ class Holder(Data):
             allocated, in the backward pass the module whose operator is differentiated. :data:`BATCH`,
             :data:`OPTIMIZER`, :data:`OTHER` and ``results.ledger.OUTSIDE`` stand for memory of no module.
         operator: The operator that made it, such as ``aten::addmm``; ``parameter`` and the like if older than the step.
-        tensors: Number of storages.
-        held_bytes: Their bytes, in blocks of the allocator if the meter counts blocks.
         line: The line of the user's script that made it, such as ``train.py:41 logits = model(x)``.
     """
 
     module: str
     kind: Kind
     operator: str
+    line: str | None = None
+
+
+class Holder(Holds):
+    """What somebody holds at the peak.
+
+    Attributes:
+        tensors: Number of storages.
+        held_bytes: Their bytes, in blocks of the allocator if the meter counts blocks.
+    """
+
     tensors: NonNegativeInt
     held_bytes: NonNegativeInt
-    line: str | None = None
+
+
+class SampledHolder(Holds):
+    """What somebody holds over the step, outside of host memory.
+
+    Attributes:
+        readings: The bytes, and the number of storages, from a sampled moment on, by the moment's place among them;
+            only where they change.
+    """
+
+    readings: tuple[tuple[NonNegativeInt, NonNegativeInt, NonNegativeInt], ...]
 
 
 class Span(Data):
@@ -95,6 +120,9 @@ class Timeline(Data):
         held_bytes: The bytes of each kind at each point; a kind without bytes at any point is left out.
         spans: The parts of the step.
         holders: The holders at the peak, the largest first.
+        samples: Number of events before each moment of which the record has all holders; the peak is one. Empty in
+            records of older versions.
+        sampled: What is held at these moments, in host memory left out: the sum is what is alive.
     """
 
     peak_bytes: NonNegativeInt
@@ -104,6 +132,8 @@ class Timeline(Data):
     held_bytes: dict[Kind, tuple[NonNegativeInt, ...]]
     spans: tuple[Span, ...]
     holders: tuple[Holder, ...]
+    samples: tuple[NonNegativeInt, ...] = ()
+    sampled: tuple[SampledHolder, ...] = ()
 
     @property
     def totals(self) -> tuple[int, ...]:
@@ -114,4 +144,8 @@ class Timeline(Data):
     @property
     def peak_phase(self) -> Phase:
         """The part of the step with the peak."""
-        return [span.phase for span in self.spans if span.start < self.peak_event or span is self.spans[0]][-1]
+        return self.phase_at(self.peak_event)
+
+    def phase_at(self, moment: int) -> Phase:
+        """Return the part of the step that ran before a moment."""
+        return [span.phase for span in self.spans if span.start < moment or span is self.spans[0]][-1]

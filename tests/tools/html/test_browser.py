@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from randomsteps import random_step
 
+from actbench.measuring.meters.peak import alive
 from actbench.model.measured import MeasuredRecord
 from actbench.report import store, tables
 from actbench.report.compare import compare
+from actbench.report.exporting import Exported
 from actbench.tools.html import library, measured
+from actbench.tools.html.flamegraph import flame_page
 from actbench.tools.html.html import html_page
 
 MakeRecord = Callable[..., MeasuredRecord]
@@ -23,6 +27,8 @@ BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "
 pytestmark = pytest.mark.skipif(
     BROWSER is None or importlib.util.find_spec("playwright") is None, reason="no browser, or no playwright"
 )
+STEP = random_step(3000)
+TIMELINE = STEP.timeline()
 EVIL = "</script><img src=x onerror='document.title=1'>\" \u2028"
 
 
@@ -166,3 +172,35 @@ def test_charts_are_drawn_with_every_row_and_hostile_names(
     assert len(labels) == len(timed)
     assert {re.search(r"scheme: ([^;]*)", label)[1] for label in labels} == {record.case.scheme for record in timed}
     assert page.locator("figure svg").count() == page.locator("figure").count() > 1
+
+
+def test_a_flame_graph_follows_its_slider_and_zooms(opened: Callable[[str], Any]) -> None:
+    page = opened("".join(flame_page(Exported([], "Who holds the memory", [], print), [("exact", TIMELINE)])))
+    place = TIMELINE.samples.index(TIMELINE.peak_event) - 1
+    before = sum(alive(STEP.events[: STEP.before + TIMELINE.samples[place]]).values())
+
+    def width() -> float:
+        return float(page.locator("#frames button").first.bounding_box()["width"])
+
+    whole = width()
+    assert page.inner_text("#when").startswith("the peak, after")
+    page.focus("#moment")
+    page.keyboard.press("ArrowLeft")
+    assert page.inner_text("#when").startswith(f"after {TIMELINE.samples[place]} of")
+    assert width() == pytest.approx(whole * before / TIMELINE.peak_bytes, abs=1)
+    page.click("#frames button >> nth=1")
+    assert page.is_visible("#out")
+    page.keyboard.press("Escape")
+    page.click("#top")
+    assert width() == pytest.approx(whole, abs=1)
+    page.fill("#search", "part3")
+    assert page.locator("#frames button:not(.faint)").count() > 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1400
+
+
+def test_a_flame_graph_without_moments_has_no_slider(opened: Callable[[str], Any]) -> None:
+    older = TIMELINE.model_copy(update={"samples": (), "sampled": ()})
+    page = opened("".join(flame_page(Exported([], "Who holds the memory", [], print), [("exact", older)])))
+
+    assert page.locator("#frames button").count() > 1
+    assert not page.is_visible("#moment")

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from randomsteps import random_step
 
 import actbench
 from actbench.cli.timeline import TimelineFlags, export_timelines
-from actbench.measuring.meters.stepevents import HostEvent, Origin, StepEvents
+from actbench.measuring.meters.peak import alive
+from actbench.measuring.meters.stepevents import Origin
 from actbench.model.measured import MeasuredRecord
-from actbench.model.timeline import KINDS, Timeline
+from actbench.model.timeline import KINDS, LINES, SAMPLED_HOLDERS, SAMPLES, TITLES, Timeline
 from actbench.report.exporting import Exported
 from actbench.report.render.stacks import perfetto, speedscope, stacks
 from actbench.tools.html.flamegraph import flame_page
@@ -27,37 +30,8 @@ EVIL = "</script><img src=x onerror='document.title=1'>\" \u2028"
 NODE = shutil.which("node")
 
 
-def random_timeline(allocations: int) -> Timeline:
-    """Return a step of random allocations of many modules, most of which are freed again."""
-    chosen = random.Random(0)
-    events: list[tuple[int, int]] = []
-    total = peak = peak_at = 0
-    for name in range(allocations):
-        events.append((name, amount := chosen.randrange(1, 1 << 20)))
-        total += amount
-        if total > peak:
-            peak, peak_at = total, len(events)
-        if name > 50 and name % 3:
-            freed = events[-2]
-            if freed[1]:
-                events.append((freed[0], 0))
-                total -= freed[1]
-    return StepEvents(
-        events=events,
-        before=10,
-        peak_at=peak_at,
-        spans=[("forward", 10), ("backward", allocations // 2), ("optimizer", allocations)],
-        kinds={name: KINDS[name % 8] for name in range(allocations) if name % 5},
-        origins={
-            name: Origin(f"blocks.{name % 12}.part{name % 17}", "aten::mm", f"train.py:{name % 7} x = model(x)")
-            for name in range(allocations)
-            if name % 11
-        },
-        host=[HostEvent(20, -1, 1 << 30)],
-    ).timeline()
-
-
-TIMELINE = random_timeline(3000)
+STEP = random_step(3000)
+TIMELINE = STEP.timeline()
 
 
 def data_of(page: str) -> dict[str, Any]:
@@ -75,6 +49,47 @@ def test_bytes_of_stacks_add_up_to_the_peak() -> None:
     assert sum(each.held_bytes for each in stacks(TIMELINE)) == TIMELINE.peak_bytes
     assert {"host"} & {each.kind for each in stacks(TIMELINE)} == set()
     (graph,) = data_of(page_of(TIMELINE))["graphs"]
+    assert sum(held for _, _, held, _ in graph["stacks"]) == TIMELINE.peak_bytes
+
+
+def stacks_at(graph: dict[str, Any], place: int) -> list[tuple[str, int, int]]:
+    """Return the kind, the bytes and the storages of each holder that the page has at a moment."""
+    last = [(kind, [each for each in readings if each[0] <= place]) for _, kind, readings in graph["sampled"]]
+    return [(kind, *readings[-1][1:]) for kind, readings in last if readings]
+
+
+def test_at_each_moment_the_page_holds_what_is_alive() -> None:
+    (graph,) = data_of(page_of(TIMELINE))["graphs"]
+
+    assert len(graph["moments"]) == SAMPLES
+    assert len(graph["sampled"]) <= SAMPLED_HOLDERS + LINES + len(KINDS)
+    assert graph["peak"] in graph["moments"]
+    for place, (moment, _, told) in enumerate(graph["moments"]):
+        live = alive(STEP.events[: STEP.before + moment])
+        found = stacks_at(graph, place)
+        by_kind: Counter[str] = Counter()
+        for name, amount in live.items():
+            by_kind[TITLES[STEP.kind_of(name)]] += amount
+        assert told == sum(live.values())
+        assert {kind: sum(held for each, held, _ in found if each == kind) for kind in by_kind} == by_kind
+        assert sum(tensors for *_, tensors in found) == len(live)
+    assert [told for _, _, told in graph["moments"] if told > graph["peak"][2]] == []
+
+
+def test_equal_modules_of_blocks_are_one_holder_over_the_step_and_a_single_one_has_its_name() -> None:
+    names = {each.module for each in TIMELINE.sampled}
+    few = replace(STEP, origins={name: Origin("blocks.3.part", "aten::mm") for name in range(3000)}).timeline()
+
+    assert "blocks.*.part3" in names
+    assert not any(re.match(r"blocks\.\d", name) for name in names)
+    assert {each.module for each in few.sampled} == {"blocks.3.part"}
+
+
+def test_a_record_from_before_has_the_peak_alone() -> None:
+    older = TIMELINE.model_dump(mode="json", exclude={"samples", "sampled"})
+    (graph,) = data_of(page_of(Timeline.model_validate(older)))["graphs"]
+
+    assert graph["moments"] == graph["sampled"] == []
     assert sum(held for _, _, held, _ in graph["stacks"]) == TIMELINE.peak_bytes
 
 
@@ -191,6 +206,13 @@ found.faint = byId.frames.children.filter((each) => !each.names.has("faint")).ma
 byId.search.value = ""; byId.search.heard.input();
 widths("21px")[0].heard.click(); found.zoomed = row("21px"); found.out = byId.out.hidden;
 document.heard({ key: "Escape" }); found.again = row("21px");
+const first = JSON.parse(byId.data.textContent).graphs[0];
+found.bars = byId.bars.children.map((each) => parseFloat(each.style.height));
+found.moments = first.moments.map((_, place) => {
+  byId.moment.value = String(place); byId.moment.heard.input();
+  return [row("0px")[0], row("21px").reduce((sum, [, bytes]) => sum + Number(bytes), 0), byId.when.textContent];
+});
+byId.top.heard.click(); found.peak = row("21px");
 byId.invert.checked = true; byId.invert.heard.change(); found.inverted = row("21px");
 process.stdout.write(JSON.stringify(found));
 """
@@ -218,5 +240,17 @@ process.stdout.write(JSON.stringify(found));
     assert [row[2] for row in found["zoomed"]] == [100]
     assert found["out"] is False
     assert found["again"] == found["first"]
+    assert len(found["bars"]) == len(found["moments"]) == SAMPLES
+    for moment, height, ((_, held, width), below, told) in zip(
+        TIMELINE.samples, found["bars"], found["moments"], strict=True
+    ):
+        live = sum(alive(STEP.events[: STEP.before + moment]).values())
+        assert held == live
+        assert 0.99 * live < below <= live, "frames narrower than a pixel are not drawn"
+        assert abs(width - 100 * live / peak) < 1e-9
+        assert abs(height - width) < 1e-9
+        assert told.endswith(f"after {moment} of {TIMELINE.events} allocations and frees, {told.split(', ')[-1]}")
+    assert sum(told.startswith("the peak, ") for *_, told in found["moments"]) == 1
+    assert found["peak"] == found["first"]
     assert sum(held for _, held, _ in found["inverted"]) == peak
     assert {name for name, *_ in found["inverted"]} == {each.frames[-1] for each in all_stacks}

@@ -11,7 +11,20 @@ from dataclasses import dataclass, replace
 from actbench.measuring.meters.peak import Event, alive
 from actbench.model.ledger import of_blocks
 from actbench.model.records import Phase
-from actbench.model.timeline import HOLDERS, KINDS, LINES, OTHER, POINTS, Holder, Kind, Span, Timeline
+from actbench.model.timeline import (
+    HOLDERS,
+    KINDS,
+    LINES,
+    OTHER,
+    POINTS,
+    SAMPLED_HOLDERS,
+    SAMPLES,
+    Holder,
+    Kind,
+    SampledHolder,
+    Span,
+    Timeline,
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +40,9 @@ UNKNOWN = Origin(OTHER, "unknown")
 
 _Held = tuple[tuple[Kind, Origin], list[tuple[str, int]]]
 """What a holder is, and the module and the bytes of each of its storages."""
+
+_Amounts = dict[int, tuple[int, int]]
+"""The bytes and the storages of a holder from a sampled moment on, by the moment's place."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +94,8 @@ class StepEvents:
     def timeline(self) -> Timeline:
         """Return the timeline for a record."""
         totals = list(self._totals())
-        chosen = _chosen(totals, self.peak_at - self.before)
+        chosen = _chosen(totals, self.peak_at - self.before, POINTS)
+        samples = _chosen(totals, self.peak_at - self.before, SAMPLES)
         held = self._held(chosen)
         return Timeline(
             peak_bytes=totals[self.peak_at - self.before],
@@ -88,6 +105,8 @@ class StepEvents:
             held_bytes={kind: tuple(held[kind]) for kind in KINDS if any(held[kind])},
             spans=tuple(Span(phase=phase, start=max(start - self.before, 0)) for phase, start in self.spans),
             holders=tuple(self._holders()),
+            samples=tuple(samples),
+            sampled=tuple(self._sampled(samples)),
         )
 
     def _totals(self) -> Iterator[int]:
@@ -143,28 +162,117 @@ class StepEvents:
                 line=origin.line or None,
             )
 
+    def _sampled(self, samples: Sequence[int]) -> Iterator[SampledHolder]:
+        """Yield the holders at these moments: those with the most bytes at any, then the rest of each kind and line."""
+        found, modules = self._amounts(samples)
+        ranked = sorted(found.items(), key=lambda held: -max(amount for amount, _ in held[1].values()))
+        rest: dict[tuple[Kind, str], list[_Amounts]] = defaultdict(list)
+        for (kind, origin), amounts in ranked[SAMPLED_HOLDERS:]:
+            rest[kind, origin.line].append(amounts)
+        most = {key: sum(max(amount for amount, _ in each.values()) for each in rest[key]) for key in rest}
+        for key in rest.keys() - _named_lines(most):
+            if key[1]:
+                rest[key[0], ""] += rest.pop(key)
+        others = (((kind, Origin(OTHER, "", line)), _summed(parts)) for (kind, line), parts in rest.items())
+        for (kind, origin), amounts in [*ranked[:SAMPLED_HOLDERS], *others]:
+            own = modules.get((kind, origin), ())
+            yield SampledHolder(
+                module=next(iter(own)) if len(own) == 1 else origin.module,
+                kind=kind,
+                operator=origin.operator,
+                line=origin.line or None,
+                readings=tuple((place, *amount) for place, amount in amounts.items()),
+            )
+
+    def _amounts(
+        self, samples: Sequence[int]
+    ) -> tuple[dict[tuple[Kind, Origin], _Amounts], dict[tuple[Kind, Origin], set[str]]]:
+        """Return what each holder has at the moments at which that changes, and its modules: those of equal blocks."""
+        places: dict[tuple[Kind, Origin], int] = {}
+        known: dict[tuple[Kind, str, str, str], int] = {}  # of origins there are few, each of many storages
+        modules: list[set[str]] = []
+        found: list[_Amounts] = []
+        held: list[int] = []
+        tensors: list[int] = []
+        owners: dict[int, int] = {}
+        live: dict[int, int] = {}
+        begun = 0
+        for sample, moment in enumerate(samples):
+            changed: set[int] = set()
+            for name, amount in self.events[begun : moment + self.before]:
+                owner = owners.get(name)
+                if owner is None:
+                    kind, origin = self.kind_of(name), self.origin_of(name)
+                    raw = kind, origin.module, origin.operator, origin.line
+                    owner = known.get(raw)
+                    if owner is None:
+                        key = kind, replace(origin, module=of_blocks(origin.module))
+                        owner = known[raw] = places.setdefault(key, len(places))
+                        if owner == len(found):
+                            modules.append(set())
+                            found.append({})
+                            held.append(0)
+                            tensors.append(0)
+                        modules[owner].add(origin.module)
+                    owners[name] = owner
+                before = live.get(name, 0)
+                held[owner] += amount - before
+                tensors[owner] += bool(amount) - bool(before)
+                live[name] = amount
+                changed.add(owner)
+            begun = moment + self.before
+            for owner in changed:
+                now = held[owner], tensors[owner]
+                if now != next(reversed(found[owner].values()), (0, 0)):
+                    found[owner][sample] = now
+        shown = {key: place for key, place in places.items() if found[place]}
+        return {key: found[place] for key, place in shown.items()}, {
+            key: modules[place] for key, place in shown.items()
+        }
+
+
+def _summed(parts: Sequence[_Amounts]) -> _Amounts:
+    """Return the sum of what several holders have."""
+    steps: dict[int, list[int]] = defaultdict(lambda: [0, 0])
+    for amounts in parts:
+        before = (0, 0)
+        for place, amount in amounts.items():
+            steps[place][0] += amount[0] - before[0]
+            steps[place][1] += amount[1] - before[1]
+            before = amount
+    held, tensors, found = 0, 0, {}
+    for place in sorted(steps):
+        held, tensors = held + steps[place][0], tensors + steps[place][1]
+        found[place] = held, tensors
+    return found
+
+
+def _named_lines(amounts: Mapping[tuple[Kind, str], int]) -> list[tuple[Kind, str]]:
+    """Return the kinds and lines of the rest that a record names, those with the most bytes first."""
+    return sorted((key for key in amounts if key[1]), key=lambda key: -amounts[key])[:LINES]
+
 
 def _rest(held: Sequence[_Held]) -> list[_Held]:
     """Return what small holders hold: a holder for each kind and line, and for each kind without a line."""
     sums: dict[tuple[Kind, str], list[tuple[str, int]]] = defaultdict(list)
     for (kind, origin), parts in held:
         sums[kind, origin.line] += ((OTHER, amount) for _, amount in parts)
-    lines = sorted((key for key in sums if key[1]), key=lambda key: -sum(amount for _, amount in sums[key]))
-    for kind, line in lines[LINES:]:
+    lines = _named_lines({key: sum(amount for _, amount in parts) for key, parts in sums.items()})
+    for kind, line in [key for key in sums if key[1] and key not in lines]:
         sums[kind, ""] += sums.pop((kind, line))
-    order = [*lines[:LINES], *((kind, "") for kind in KINDS if (kind, "") in sums)]
+    order = [*lines, *((kind, "") for kind in KINDS if (kind, "") in sums)]
     return [((kind, Origin(OTHER, "", line)), sums[kind, line]) for kind, line in order]
 
 
-def _chosen(totals: Sequence[int], peak: int) -> list[int]:
-    """Return at most :data:`POINTS` moments in order: the highest of each interval, the last and the peak."""
+def _chosen(totals: Sequence[int], peak: int, most: int) -> list[int]:
+    """Return at most so many moments in order: the highest of each interval, the last and the peak."""
     last = len(totals) - 1
-    if last < POINTS:
+    if last < most:
         return list(range(last + 1))
-    edges = [stretch * last // (POINTS - 1) for stretch in range(POINTS)]
+    edges = [stretch * last // (most - 1) for stretch in range(most)]
     highest = (max(range(*stretch), key=totals.__getitem__) for stretch in itertools.pairwise(edges))
     chosen = [*highest, last]
-    chosen[min(bisect.bisect_right(edges, peak) - 1, POINTS - 1)] = peak
+    chosen[min(bisect.bisect_right(edges, peak) - 1, most - 1)] = peak
     return chosen
 
 

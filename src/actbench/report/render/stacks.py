@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from actbench.model.timeline import OTHER, TITLES, Holder, Kind, Timeline
+from actbench.model.timeline import OTHER, TITLES, Holds, Kind, Timeline
 from actbench.report.tables.step import display_holder
 
 _SPEEDSCOPE = "https://www.speedscope.app/file-format-schema.json"
@@ -33,13 +33,14 @@ class Stack:
 def stacks(timeline: Timeline) -> list[Stack]:
     """Return the stacks of the peak, the largest first: their bytes add up to it."""
     return [
-        Stack(tuple(_frames(holder)), holder.kind, holder.held_bytes, holder.tensors)
+        Stack(tuple(frames_of(holder)), holder.kind, holder.held_bytes, holder.tensors)
         for holder in timeline.holders
         if holder.kind != "host" and holder.held_bytes
     ]
 
 
-def _frames(holder: Holder) -> list[str]:
+def frames_of(holder: Holds) -> list[str]:
+    """Return the frames of a stack, as of :class:`Stack`."""
     lines = [holder.line] if holder.line else []
     if holder.module == OTHER:
         return [*lines, f"small tensors: {TITLES[holder.kind]}"]

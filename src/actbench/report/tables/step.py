@@ -9,7 +9,7 @@ from actbench.model.advice import PHASES
 from actbench.model.estimated import OTHERS, EstimatedTime
 from actbench.model.ledger import display_path
 from actbench.model.measured import MeasuredRecord, Measurement
-from actbench.model.timeline import BATCH, OPTIMIZER, OTHER, TITLES, Holder, Timeline
+from actbench.model.timeline import BATCH, OPTIMIZER, OTHER, TITLES, Holder, Holds, Timeline
 from actbench.report.sentences import rows_of
 from actbench.report.tables.groups import told_settings, varying_settings
 from actbench.report.tables.table import Table, fill
@@ -108,7 +108,7 @@ LARGEST = 10
 _NAMES = {BATCH: "(batch)", OPTIMIZER: "(optimizer)", OTHER: "(others)"}
 
 
-def display_holder(holder: Holder) -> str:
+def display_holder(holder: Holds) -> str:
     """Return the module of a holder as users see it."""
     return _NAMES.get(holder.module) or display_path(holder.module)
 

@@ -1,8 +1,11 @@
 "use strict";
-// A flame graph: a row of frames below each other, as wide as the bytes that they hold. Texts are set as text.
+// A flame graph: a row of frames below each other, as wide as the bytes that they hold at a moment of the step.
+// Texts are set as text.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const [which, search, invert, out, told, frames, kinds] = ["which", "search", "invert", "out", "told", "frames", "kinds"]
+    .map((id) => document.getElementById(id));
+  const [over, bars, moment, when, toPeak] = ["over", "bars", "moment", "when", "top"]
     .map((id) => document.getElementById(id));
   const HEIGHT = 21;
 
@@ -14,9 +17,20 @@
 
   const node = (name, parent) => ({ name, parent, bytes: 0, tensors: 0, kinds: new Map(), below: new Map() });
 
-  const tree = (graph, inverted) => {
+  const placeOfPeak = (graph) => graph.moments.findIndex(([at]) => at === graph.peak[0]);
+
+  // The stacks of what is alive at a moment; a reading holds until the next one.
+  const stacksAt = (graph, place) => {
+    if (!graph.moments.length || place === placeOfPeak(graph)) return graph.stacks;
+    return graph.sampled.flatMap(([names, kind, readings]) => {
+      const [, bytes, tensors] = readings.findLast(([from]) => from <= place) ?? [0, 0, 0];
+      return bytes ? [[names, kind, bytes, tensors]] : [];
+    });
+  };
+
+  const tree = (graph, place, inverted) => {
     const root = node(graph.name, null);
-    for (const [names, kind, bytes, tensors] of graph.stacks) {
+    for (const [names, kind, bytes, tensors] of stacksAt(graph, place)) {
       let at = root;
       for (const name of [null, ...(inverted ? names.toReversed() : names)]) {
         if (name !== null) {
@@ -31,7 +45,9 @@
     return root;
   };
 
-  let root, zoomed;
+  let graph, root, zoomed;
+
+  const ofPeak = (bytes) => `${((100 * bytes) / (graph.peak[2] || 1)).toFixed(1)} % of the peak`;
 
   const colour = (each) => (each.kinds.size === 1 ? data.kinds[each.kinds.keys().next().value] : "");
 
@@ -39,9 +55,8 @@
     const frame = document.createElement("button");
     frame.type = "button";
     frame.textContent = each.name;
-    const share = ((100 * each.bytes) / root.bytes).toFixed(1);
     const parts = [...each.kinds].map(([kind, bytes]) => `${kind} ${amount(bytes)}`).join(", ");
-    frame.title = `${each.name}\n${amount(each.bytes)}, ${share} % of the peak, ${each.tensors} tensors\n${parts}`;
+    frame.title = `${each.name}\n${amount(each.bytes)}, ${ofPeak(each.bytes)}, ${each.tensors} tensors\n${parts}`;
     frame.dataset.bytes = each.bytes;
     Object.assign(frame.style, { left: `${left}%`, width: `${width}%`, top: `${depth * HEIGHT}px` });
     if (colour(each)) frame.style.background = colour(each);
@@ -57,15 +72,16 @@
     for (let each = zoomed.parent; each; each = each.parent) above.unshift(each);
     above.forEach((each, depth) => put(each, depth, 0, 100, true));
     let deepest = above.length;
+    const whole = (zoomed === root ? graph.peak[2] : zoomed.bytes) || 1; // so that a step's frames shrink and grow
     const below = (each, depth, left) => {
-      const width = (100 * each.bytes) / zoomed.bytes;
+      const width = (100 * each.bytes) / whole;
       if (width < 0.05) return; // less than a pixel
       deepest = Math.max(deepest, depth);
       put(each, depth, left, width, false);
       let at = left;
       for (const child of [...each.below.values()].sort((one, other) => other.bytes - one.bytes)) {
         below(child, depth + 1, at);
-        at += (100 * child.bytes) / zoomed.bytes;
+        at += (100 * child.bytes) / whole;
       }
     };
     below(zoomed, above.length, 0);
@@ -83,7 +99,7 @@
     const found = (each) =>
       each !== root && isFound(each.name) ? each.bytes : [...each.below.values()].reduce((sum, child) => sum + found(child), 0);
     const bytes = words.length ? found(root) : zoomed.bytes;
-    told.textContent = `${amount(bytes)}, ${((100 * bytes) / (root.bytes || 1)).toFixed(1)} % of the peak`;
+    told.textContent = `${amount(bytes)}, ${ofPeak(bytes)}`;
   };
 
   const zoom = (each) => {
@@ -91,8 +107,21 @@
     draw();
   };
 
-  const open = () => {
-    root = tree(data.graphs[which.value], invert.checked);
+  // The frame of these names, or the innermost one of them that there is.
+  const found = (names) => {
+    let at = root;
+    for (const name of names) {
+      if (!at.below.has(name)) break;
+      at = at.below.get(name);
+    }
+    return at;
+  };
+
+  const path = (each) => (each.parent ? [...path(each.parent), each.name] : []);
+
+  const show = (names) => {
+    const place = Number(moment.value);
+    root = tree(graph, place, invert.checked);
     kinds.replaceChildren(
       ...[...root.kinds].map(([kind, bytes]) => {
         const item = document.createElement("li");
@@ -102,11 +131,37 @@
         return item;
       }),
     );
-    zoom(root);
+    [...bars.children].forEach((bar, at) => bar.classList.toggle("now", at === place));
+    const [at, phase, bytes] = graph.moments[place] ?? graph.peak;
+    const isPeak = at === graph.peak[0];
+    when.textContent = `${isPeak ? "the peak, " : ""}after ${at} of ${graph.events} allocations and frees, ${phase}: ${amount(bytes)}`;
+    toPeak.hidden = isPeak;
+    zoom(found(names));
   };
 
-  data.graphs.forEach((graph, place) => which.append(new Option(graph.name, place)));
-  for (const each of [which, invert]) each.addEventListener("change", open);
+  const open = () => {
+    graph = data.graphs[which.value];
+    over.hidden = graph.moments.length < 2;
+    moment.max = String(graph.moments.length - 1);
+    moment.value = String(placeOfPeak(graph));
+    bars.replaceChildren(
+      ...graph.moments.map(([, , bytes]) => {
+        const bar = document.createElement("i");
+        bar.style.height = `${(100 * bytes) / (graph.peak[2] || 1)}%`;
+        return bar;
+      }),
+    );
+    show([]);
+  };
+
+  data.graphs.forEach((each, place) => which.append(new Option(each.name, place)));
+  which.addEventListener("change", open);
+  invert.addEventListener("change", () => show([]));
+  moment.addEventListener("input", () => show(path(zoomed)));
+  toPeak.addEventListener("click", () => {
+    moment.value = String(placeOfPeak(graph));
+    show(path(zoomed));
+  });
   search.addEventListener("input", mark);
   out.addEventListener("click", () => zoom(root));
   document.addEventListener("keydown", (event) => {
