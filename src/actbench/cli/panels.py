@@ -21,7 +21,7 @@ PANELS = {
     ),
     "How it is run": (
         "--seeds --jobs --timeout --budget --force --retry-failed --cluster --gpus-per-case "
-        "--resources --checkpoint-seconds --trust-recipe --dry-run --probe --quiet --verbose"
+        "--resources --checkpoint-seconds --trust-recipe --dry-run --probe --live --quiet --verbose"
     ),
     "What is written": (
         "--output --columns --code --export-markdown --export-csv --export-html --export-json --export-latex "

@@ -91,6 +91,20 @@ class ProgressFlags:
     ] = False
 
 
+@dataclass(frozen=True)
+class LiveFlags(ProgressFlags):
+    """Flags: how much progress is shown, of which there may be more in a terminal."""
+
+    live: Annotated[
+        bool,
+        option(
+            "--live",
+            "Show the memory of what runs in the terminal: over time, its largest holders, the step and whether it "
+            "fits so far. A pipe gets nothing of it.",
+        ),
+    ] = False
+
+
 PIPE_WIDTH = 120
 
 
@@ -181,7 +195,9 @@ def progress_shown(
 
     flags = flags or ProgressFlags()
     is_shown = not (silent or flags.quiet)
-    made = shown(as_bar=as_bar, as_lines=as_lines, verbose=flags.verbose) if is_shown else nullcontext(Progress())
+    live = isinstance(flags, LiveFlags) and flags.live
+    drawn = partial(shown, as_bar=as_bar, as_lines=as_lines, verbose=flags.verbose, live=live)
+    made = drawn() if is_shown else nullcontext(Progress())
     try:
         with made as progress:
             yield progress

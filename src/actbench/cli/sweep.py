@@ -24,7 +24,17 @@ from actbench.cli.flags import (
 from actbench.cli.givenrecipes import recipe_hint, recipe_of, recipe_of_target
 from actbench.cli.givenschemes import schemes_from
 from actbench.cli.ledger import LedgerFlags, list_saved
-from actbench.cli.printing import ProgressFlags, ResultFlags, command_line, export, finish, progress_shown, remark, show
+from actbench.cli.printing import (
+    LiveFlags,
+    ProgressFlags,
+    ResultFlags,
+    command_line,
+    export,
+    finish,
+    progress_shown,
+    remark,
+    show,
+)
 from actbench.cli.timeline import TimelineFlags, export_again, export_timelines, show_timelines, tables_of
 from actbench.errors import UsageError
 from actbench.model.measured import MeasuredRecord
@@ -82,7 +92,7 @@ def sweep(
     trust_recipe: TrustRecipeOption = False,
     cumulative: CumulativeOption = False,
     require_fit: RequireFitOption = False,
-    progress: ProgressFlags,
+    progress: LiveFlags,
     output: OutputOption = Path("results"),
     exports: ResultFlags,
 ) -> None:

@@ -1,4 +1,4 @@
-"""Progress on a terminal: a live table, or a bar; a pipe gets lines."""
+"""Progress on a terminal: a live table, with the memory of what runs if asked for, or a bar; a pipe gets lines."""
 
 from __future__ import annotations
 
@@ -7,18 +7,22 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final, TextIO, cast
 
 from rich import progress as bars
 from rich.console import Console, Group, RenderableType
+from rich.file_proxy import FileProxy
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from actbench.model.data import LEFT_OUT, CaseData, OutcomeData
+from actbench.model.live import HOLDERS, LiveMemory
 from actbench.model.measured import OVER_THE_LIMIT, Outcome
 from actbench.model.records import Case
 from actbench.report.plain import plain
 from actbench.run.columns import CountColumn, LeftColumn
+from actbench.run.memorypanel import SeenMemory, memory_panel
 from actbench.run.pace import Paces
 from actbench.run.progress import Progress
 from actbench.run.progresslines import ProgressLines, said
@@ -30,16 +34,28 @@ _NUMBERS = {"batch", "bits", "size", "peak", "time"}
 
 @contextmanager
 def shown(
-    console: Console | None = None, *, as_bar: bool = False, as_lines: bool = False, verbose: bool = False
+    console: Console | None = None,
+    *,
+    as_bar: bool = False,
+    as_lines: bool = False,
+    verbose: bool = False,
+    live: bool = False,
 ) -> Iterator[Progress]:
     """Show the progress that is told inside the block, on standard error unless given a console.
 
     With ``as_bar`` a terminal gets a bar of the steps of the training run, in place of a table of all cases; with
     ``as_lines`` it gets lines, as a pipe does, between which others may print; with ``verbose`` a line for each case
-    that starts or ends.
+    that starts or ends. With ``live`` a terminal that can redraw lines gets, in place of these, a table with the memory
+    of the cases that run; any other stream gets what it gets without it.
     """
     console = console or Console(stderr=True)
-    if as_lines or verbose or not console.is_terminal:
+    if live and console.is_terminal and not console.is_dumb_terminal:
+        view = LiveMemoryTable(console)
+        with Live(
+            view, console=console, refresh_per_second=4, transient=True, redirect_stdout=False, redirect_stderr=False
+        ):
+            yield view
+    elif as_lines or verbose or not console.is_terminal:
         lines = ProgressLines(console, verbose=verbose)
         with lines.ticking():
             yield lines
@@ -176,17 +192,98 @@ class LiveTable(Progress):
 
     def __rich__(self) -> RenderableType:
         """Draw the table and the bar."""
+        return self._table(self._console.height - _ROWS_KEPT_FREE)
+
+    def _table(self, height: int) -> RenderableType:
+        """Return the table with so many rows, at least one, and the bar."""
         with self._lock:
             rows = list(self._rows.items())
         table = Table(expand=True)
         for heading in (*(rows[0][0].cells if rows else ()), "state", "peak", "time"):
             table.add_column(heading, no_wrap=True, justify="right" if heading in _NUMBERS else "left")
-        for case, row in _window(rows, max(1, self._console.height - _ROWS_KEPT_FREE)):
+        for case, row in _window(rows, max(1, height)):
             shown_cells = (*case.cells.values(), row.state, row.peak, row.elapsed)
             table.add_row(*(Text(plain(cell)) for cell in shown_cells), style=row.style)
         is_search = self._bar.tasks[0].total is None  # whose cases say little of what it is after
         is_idle = is_search or not any(row.started is not None and row.ended is None for _, row in rows)
         return Group(table, self._bar, *([Text(plain(f"{self._doing} …"), style="dim")] if is_idle else []))
+
+
+_MOST_PANELS: Final = 2
+_PANEL_LINES: Final = 10  # without its holders
+_FEWEST_ROWS: Final = 3  # of the table above panels
+
+
+class LiveMemoryTable(LiveTable):
+    """The table, if there are several cases, and the memory of those at work below it."""
+
+    is_live = True
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._seen: dict[CaseData, SeenMemory] = {}
+
+    def started(self, case: CaseData, steps: int = 0, done: int = 0) -> None:
+        """Show the case at work, with no memory yet."""
+        super().started(case, steps, done)
+        with self._lock:
+            self._seen[case] = SeenMemory()
+
+    def reported(self, case: Case, report: LiveMemory) -> None:
+        """Note the memory of the case."""
+        with self._lock:
+            if case in self._seen:
+                self._seen[case].add(report)
+
+    def said(self, case: Case, text: str) -> None:
+        """Show the text below the memory of the case, in place of the one before."""
+        with self._lock:
+            seen = self._seen.get(case)
+            if seen is not None:
+                seen.said = text
+        if seen is None:
+            super().said(case, text)
+
+    def tried(self, case: Case, batch_size: int, fits: bool) -> None:
+        """Show the batch that was tried last."""
+        super().tried(case, batch_size, fits)
+        with self._lock:
+            if case in self._seen:
+                self._seen[case].said = self._rows[case].state
+
+    def finished(self, case: CaseData, outcome: OutcomeData) -> None:
+        """Show how the case ended, and its memory no longer."""
+        super().finished(case, outcome)
+        with self._lock:
+            self._seen.pop(case, None)
+
+    def stream(self, own: TextIO) -> TextIO:
+        """Return the place above the table for what would go to the terminal; a file or a pipe is its own."""
+        return cast("TextIO", FileProxy(self._console, own)) if own.isatty() else own
+
+    def __rich__(self) -> RenderableType:
+        """Draw the table, and a panel for each of the first cases at work; one case alone needs no table."""
+        with self._lock:
+            at_work = list(self._seen.items())[:_MOST_PANELS]
+            rows = dict(self._rows)
+        is_alone = len(rows) <= 1
+        if is_alone and not at_work:
+            return Text(plain(f"{self._doing} …"), style="dim")
+        height = self._console.height - (1 if is_alone else _ROWS_KEPT_FREE + _FEWEST_ROWS)
+        holders = max(0, min(HOLDERS, height // max(1, len(at_work)) - _PANEL_LINES))
+        panels = [
+            memory_panel(
+                case.title,
+                seen,
+                self._console.width,
+                elapsed=rows[case].elapsed,
+                holders=holders,
+                ascii_only=self._console.options.ascii_only,
+            )
+            for case, seen in at_work
+        ]
+        taken = len(panels) * (_PANEL_LINES + holders)
+        return Group(*([] if is_alone else [self._table(self._console.height - _ROWS_KEPT_FREE - taken)]), *panels)
 
 
 def _window(rows: list[tuple[CaseData, _Row]], height: int) -> list[tuple[CaseData, _Row]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import struct
+from threading import Lock
 
 TOKEN_BYTES = 16
 MOST_BYTES = 256 * 1024**2
@@ -30,16 +31,18 @@ class Frames:
         self.socket = connection
         self._token = token
         self._pending = bytearray()
+        self._sending = Lock()
 
     def send(self, message: bytes, timeout_seconds: float | None = None) -> None:
-        """Send a message.
+        """Send a message; others that threads send at the same time come before or after it.
 
         Raises:
             TimeoutError: The other end did not read it in time.
             OSError: The other end is gone.
         """
-        self.socket.settimeout(timeout_seconds)
-        self.socket.sendall(_HEADER.pack(self._token, len(message)) + message)
+        with self._sending:
+            self.socket.settimeout(timeout_seconds)
+            self.socket.sendall(_HEADER.pack(self._token, len(message)) + message)
 
     def receive(self) -> bytes:
         """Wait for the next message; an EOFError if the other end closed the socket."""

@@ -11,6 +11,7 @@ from multiprocessing.connection import wait
 from types import TracebackType
 from typing import Protocol, Self
 
+from actbench.model.live import LiveMemory
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Failure
 from actbench.run.member import LocalMember, Member, Question, Report
@@ -41,6 +42,7 @@ class CaseSession:
         died: Whether a process ended without an answer.
         tried: Told of each trial of a simulated search for the largest batch.
         said: Told of simulated steps that take long.
+        reported: Told of the memory of the case while it runs, if its request asks for that.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class CaseSession:
         self.died = False
         self.tried: Callable[[int, bool], object] = lambda batch_size, fits: None
         self.said: Callable[[str], object] = lambda text: None
+        self.reported: Callable[[LiveMemory], object] = lambda report: None
 
     def memory(self) -> Measurement | Failure:
         """Build the case and read everything but time."""
@@ -114,7 +117,7 @@ class CaseSession:
                 report = member.read(deadline) if any(source in ready for source in member.sources) else None
                 if report is None:
                     continue
-                if isinstance(report.reply, Tried | Said):
+                if isinstance(report.reply, Tried | Said | LiveMemory):
                     self._pass_on(report.reply)
                     continue
                 del waiting[rank]
@@ -131,9 +134,11 @@ class CaseSession:
             return lost
         return [found[rank] for rank in sorted(found)]
 
-    def _pass_on(self, news: Tried | Said) -> None:
+    def _pass_on(self, news: Tried | Said | LiveMemory) -> None:
         if isinstance(news, Tried):
             self.tried(news.batch_size, news.fits)
+        elif isinstance(news, LiveMemory):
+            self.reported(news)
         else:
             self.said(news.text)
 
@@ -186,7 +191,7 @@ class Open(Protocol):
 class IsolatedSession(CaseSession):
     """A case of one process, on this machine.
 
-    ``is_trial``, ``gpu`` and ``printed`` are as in :class:`~actbench.run.worker.CaseRequest`.
+    ``is_trial``, ``gpu``, ``printed`` and ``is_live`` are as in :class:`~actbench.run.worker.CaseRequest`.
     """
 
     def __init__(
@@ -198,8 +203,11 @@ class IsolatedSession(CaseSession):
         is_trial: bool = False,
         gpu: str | None = None,
         printed: str | None = None,
+        is_live: bool = False,
     ) -> None:
-        request = CaseRequest(case=case, is_trial=is_trial, seconds=timeout_seconds, gpu=gpu, printed=printed)
+        request = CaseRequest(
+            case=case, is_trial=is_trial, seconds=timeout_seconds, gpu=gpu, printed=printed, is_live=is_live
+        )
         super().__init__([LocalMember(server)], [request], timeout_seconds)
 
 

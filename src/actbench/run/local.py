@@ -85,7 +85,13 @@ class LocalExecutor:
         is_shown = case.script is not None and case.scheme == "exact" and not is_trial
         printed = self.work.printed if is_shown else None
         return IsolatedSession(
-            self.server, case, self.work.timeout_seconds, is_trial=is_trial, gpu=gpu, printed=printed
+            self.server,
+            case,
+            self.work.timeout_seconds,
+            is_trial=is_trial,
+            gpu=gpu,
+            printed=printed,
+            is_live=self.work.progress.is_live and not is_trial,
         )
 
     def spreads(self, case: Case) -> bool:
@@ -173,6 +179,7 @@ class _Unit:
         """Start what measures a case, unless the work was stopped."""
         session = self._executor.open(case, self._gpu, is_trial=is_trial)
         session.said = partial(self._progress.said, case)
+        session.reported = partial(self._progress.reported, case)
         with self._lock:
             self._sessions.append(session)
             if self._is_stopped:

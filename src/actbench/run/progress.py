@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, TextIO
 
 from actbench.model.data import CaseData, OutcomeData
+from actbench.model.live import LiveMemory
 from actbench.model.measured import Outcome
 from actbench.model.records import Case
 
@@ -14,6 +16,9 @@ class Progress:
 
     Cases that run side by side may tell it from several threads.
     """
+
+    is_live: ClassVar[bool] = False
+    """Whether it shows the memory of cases while they run, so that these report it."""
 
     def planned(self, cases: Sequence[CaseData], jobs: int = 1, *, more: bool = False) -> None:
         """These cases will be run, simulated ones up to ``jobs`` at a time; no other case is reported from now on.
@@ -45,6 +50,9 @@ class Progress:
     def said(self, case: Case, text: str) -> None:
         """Something that the user should know of the case, such as that a simulated step takes long."""
 
+    def reported(self, case: Case, report: LiveMemory) -> None:
+        """The memory of the case as it is now, if :attr:`is_live`."""
+
     def finished(self, case: CaseData, outcome: OutcomeData) -> None:
         """The case ended and its record is stored."""
 
@@ -56,3 +64,7 @@ class Progress:
 
     def message(self, text: str) -> None:
         """Something that the user should know."""
+
+    def stream(self, own: TextIO) -> TextIO:
+        """Return where others write what would go to a stream, so that what is shown stays whole."""
+        return own

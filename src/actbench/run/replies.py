@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from actbench.model.data import Data
+from actbench.model.live import LiveMemory
 from actbench.model.measured import Measurement
 from actbench.model.records import Failure
 
@@ -40,8 +41,8 @@ class Said(Data):
     text: str
 
 
-AnyReply = Measurement | Failure | Seconds | Lost | Tried | Said
-NEWS = ("tried", "said")
+AnyReply = Measurement | Failure | Seconds | Lost | Tried | Said | LiveMemory
+NEWS = ("tried", "said", "live")
 """Kinds of replies after which the answer is still to come."""
 
 Reply = Annotated[AnyReply, Field(discriminator="kind")]

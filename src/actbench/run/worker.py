@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pydantic import TypeAdapter
 
-from actbench import errors, longsteps
+from actbench import errors, livememory, longsteps
 from actbench.machine import available_memory_bytes
 from actbench.model.data import Data
 from actbench.model.measured import Measurement
@@ -72,6 +72,7 @@ class CaseRequest(Data):
         gpu: What ``CUDA_VISIBLE_DEVICES`` is in its process; None for what it is here.
         joining: How it joins the other processes that measure the case; None for a case of one process.
         printed: The folder for what a script prints; see :mod:`actbench.run.printed`. None for none.
+        is_live: Whether its memory is reported while it runs.
     """
 
     case: Case
@@ -80,6 +81,7 @@ class CaseRequest(Data):
     gpu: str | None = None
     joining: Joining | None = None
     printed: str | None = None
+    is_live: bool = False
 
 
 @runtime_checkable
@@ -107,9 +109,9 @@ def work(frames: Frames, bench: Any) -> None:
 def _work_case(frames: Frames, bench: Bench, asked: CaseRequest) -> None:
     """Measure a case, and answer until the other end closes the connection.
 
-    A case is answered with a ``Measurement``, after a ``Tried`` for each trial of its search and a ``Said`` for each
-    step that takes long; a number of steps with ``Seconds``; an error with a ``Failure``, or with ``Lost`` if another
-    rank's failure caused it.
+    A case is answered with a ``Measurement``, after a ``Tried`` for each trial of its search, a ``Said`` for each step
+    that takes long and, if asked for, reports of its memory as ``LiveMemory``; a number of steps with ``Seconds``; an
+    error with a ``Failure``, or with ``Lost`` if another rank's failure caused it.
     """
     case, began = asked.case, time.monotonic()
     # read when CUDA is first touched, which is not before the fork; a card is simulated where there is none
@@ -125,7 +127,9 @@ def _work_case(frames: Frames, bench: Bench, asked: CaseRequest) -> None:
         beside = {} if asked.joining is None else {"world": ranks.join(asked.joining.text, case.meter)}
         open_session = getattr(bench, "Trial", bench.Session) if asked.is_trial else bench.Session
         say = lambda text: _answer(frames, Said(text=text))  # noqa: E731
-        with longsteps.told_to(say), printing_to(asked.printed) if asked.printed else nullcontext():
+        live = (lambda report: _answer(frames, report)) if asked.is_live else None
+        printing = printing_to(asked.printed) if asked.printed else nullcontext()
+        with longsteps.told_to(say), livememory.told_to(live), printing:
             session = open_session(case, **beside)
             session.said = say
             session.ends_at = math.inf if asked.seconds is None else began + asked.seconds

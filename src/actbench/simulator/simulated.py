@@ -10,7 +10,7 @@ from dataclasses import replace
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from actbench import longsteps
+from actbench import livememory, longsteps
 from actbench.errors import UntraceableError
 from actbench.measuring.meters import footprint, watch as watching
 from actbench.measuring.meters.meter import MemoryReading, Meter, at_once, forward_alone, held_by_cycles
@@ -134,6 +134,8 @@ class SimulatedMeter(Meter):
         )
         repeated, parameters = repeated_by(recorder.repeating), step.setup.module.parameters()
         followed = longsteps.followed(parameters, lambda: step.phase)
+        if (live := livememory.listening()) is not None:
+            live.follow(where=lambda: (None, step.phase), limit=lambda: self.memory_bytes)
         marks = BlockMarks(step.setup.module, self.blocks or (), tracker, recorder)
         watched = watch.watching() if watch else nullcontext()
         with followed, self.active(), shapes_only(), repeated, tracker, watched, marks.watching():

@@ -14,6 +14,7 @@ from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from actbench import livememory
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.peak import Communicated, Event
 from actbench.measuring.meters.stepevents import HostEvent
@@ -106,6 +107,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._names = 0
         self.communicated = Communicated()
         self._untold = ExitStack()
+        self._live = livememory.listening()
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
@@ -193,6 +195,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif storage.resizable():
                 self._enter(storage, func, False)
         self._raise_peak()
+        if self._live is not None:  # what waits to be counted waits on
+            self._live.look(self._live_bytes, self._peak_bytes, self._known.values)
 
     def names(self, tensors: Iterable[Tensor]) -> set[int]:
         """Return the names in ``events`` of the known storages of tensors."""
@@ -206,6 +210,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return the names in ``events`` of known storages, which are alive, by their ids."""
         self._settle()
         return {self._known[key][0] for key in ids if key in self._known}
+
+    def storages(self) -> Iterable[Event]:
+        """Return the names and the bytes of the known storages that are alive, of host memory with no bytes."""
+        self._settle()
+        return self._known.values()
 
     @property
     def live_bytes(self) -> int:

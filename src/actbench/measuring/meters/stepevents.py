@@ -35,6 +35,11 @@ class Origin:
     operator: str
     line: str = ""
 
+    @property
+    def label(self) -> str:
+        """The line, else the module, else nothing."""
+        return self.line or ("" if self.module.startswith("<") else self.module)
+
 
 UNKNOWN = Origin(OTHER, "unknown")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import torch
 
-from actbench import scheme as schemes
+from actbench import livememory, scheme as schemes
 from actbench.errors import ActbenchError, MeasurementError
 from actbench.measuring import failures
 from actbench.model.measured import Measurement
@@ -130,7 +130,10 @@ class Session:
                 self._snapshot = Snapshot(run.lines.roots, run.steps.optimizers)
 
         torch.manual_seed(self.case.seed)
-        run, is_whole = self._opened(script, snapped if script.whole else stepped, ended), False
+        quiet = nullcontext() if stepped == self._say else livememory.told_to(None)
+        with quiet:
+            run = self._opened(script, snapped if script.whole else stepped, ended)
+        is_whole = False
         try:
             with run:
                 if stepped == self._say and isinstance(run, Simulation):

@@ -12,7 +12,7 @@ from actbench.cli.app import Context, argument, command, count_option, named, op
 from actbench.cli.flags import DeviceFlags, OutputOption, RequireFitOption, SchemeOption, TimeoutOption, expanded
 from actbench.cli.givenschemes import checked_schemes, schemes_from
 from actbench.cli.printing import (
-    ProgressFlags,
+    LiveFlags,
     ResultFlags,
     command_line,
     console,
@@ -103,7 +103,7 @@ def run_script(
     ] = False,
     curve: CurveFlags,
     timeout: TimeoutOption = 600.0,
-    progress: ProgressFlags,
+    progress: LiveFlags,
     force: Annotated[
         bool, option("--force", "Run again the cases that the results file already holds.", only_typed=True)
     ] = False,
@@ -143,6 +143,8 @@ def run_script(
     actbench run --batch-size 4 --require-fit --export-json peak.json --quiet train.py
 
     actbench run --device-profile rtx-4090 --whole train.py --epochs 3
+
+    actbench run --live train.py --epochs 3
 
     actbench run --meter cpu --steps 3 train.py
     """
@@ -191,7 +193,7 @@ def run_script(
                 command=command_line(),
                 timeout_seconds=timeout,
                 force=force,
-                printed=None if progress.quiet else (out, sys.stderr),
+                printed=None if progress.quiet else (told.stream(out), told.stream(sys.stderr)),
                 server=server,
                 bench=bench,
                 **settled,

@@ -131,6 +131,10 @@ class Lines:
         owner = made.module if module is None else module
         return Origin(owner, made.operator, self.passes.get(name, self._backward))
 
+    def label(self, name: int) -> str:
+        """Return the line that made a storage, else its module; empty if neither is known."""
+        return self.origins.get(name, UNKNOWN).label
+
     def line(self) -> str:
         """Return the innermost line of the user's that runs now; empty if none does."""
         for frame in self.frames():

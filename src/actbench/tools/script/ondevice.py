@@ -78,6 +78,9 @@ class CudaRun(TimedRun):
             held = reading.held(self._counting, self.lines, self.steps.optimizers)
             self._read[id(step)] = self._reading(step, held)
             self._stepped(len(self.steps.done), step)
+            if self._live is not None:
+                self._live.follow(limit=lambda: self._meter.memory_bytes)
+                self._live.report(step.live_bytes, step.peak_bytes, step=len(self.steps.done))
             self._is_enough = self.steps.are_enough(self._limit)
             self.steps.only_timed_from = len(self.steps.done) if self._is_enough else None
             self.steps.renew()

@@ -16,6 +16,8 @@ from actbench.errors import MeasurementError
 from actbench.machine import available_memory_bytes
 from actbench.measuring.meters import footprint
 from actbench.measuring.meters.meter import allocation_failures
+from actbench.measuring.meters.peak import alive
+from actbench.measuring.meters.stepevents import UNKNOWN
 from actbench.model.advice import Settings
 from actbench.model.measured import Measurement
 from actbench.scheme import Scheme
@@ -157,6 +159,14 @@ class RealRun(TimedRun):
         if self._whole is not None:
             self._whole.ran()
 
+    def _report(self, step: Step) -> None:
+        """Tell who listens of the memory at the end of a step, which is when it is known."""
+        if self._live is not None:
+            origins = self._allocations.origins
+            self._live.follow(limit=lambda: self.memory_bytes, label=lambda name: origins.get(name, UNKNOWN).label)
+            held = alive(self._allocations.events[: step.ended])
+            self._live.report(step.live_bytes, step.peak_bytes, held.items(), step=len(self.steps.done))
+
     def _held_tensors(self) -> list[Tensor]:
         weights = [tensor for root in self.lines.roots for tensor in footprint.weights(root)]
         return [*weights, *(each for one in self.steps.optimizers for each in footprint.optimizer_state(one))]
@@ -171,6 +181,7 @@ class RealRun(TimedRun):
             if self._held is not None:
                 self._keepers.look(self.steps.done[self._began :], self._allocations.events, self._held.of_model)
             self._stepped(len(self.steps.done), step)
+            self._report(step)
             if self._applied is not None and not self._applied.setups:
                 self._allocations.begin()
                 self._applied.apply(self.lines.roots, optimizers := self.steps.optimizers)

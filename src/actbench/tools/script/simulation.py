@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from actbench import livememory
 from actbench.device.card import believed, refuse_nested
 from actbench.device.patches import interrupts_wait
 from actbench.display import Displayed
@@ -170,6 +171,13 @@ class Simulation(Displayed):
         self._using: set[int] = set()  # storages that the last operator has read or written
         self._measured: Measurement | None = None
         self._stack = ExitStack()
+        self._live = livememory.listening()
+        if self._live is not None:
+            self._live.follow(
+                where=lambda: (len(self.steps.done) + 1, self.steps.phase),
+                limit=lambda: self.memory.limit_bytes,
+                label=self.lines.label,
+            )
 
     def note(self, text: str) -> None:
         """Note a remark on the figures, once."""
@@ -431,6 +439,8 @@ class Simulation(Displayed):
         assert self._held is not None
         self._keepers.look(self.steps.done[self._began :], self.tracker.events, self._held.of_model)
         self._stepped(len(self.steps.done), step)
+        if self._live is not None:
+            self._live.report(step.live_bytes, step.peak_bytes, self.tracker.storages(), step=len(self.steps.done))
         if self._inductor is None or not self._inductor.has_run:  # compiled code calls no hooks of blocks
             self._blocks.find(self.lines.roots)
         if self._applied is not None and not self._applied.setups:

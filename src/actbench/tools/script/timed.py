@@ -8,6 +8,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
+from actbench import livememory
 from actbench.model.measured import Measurement
 from actbench.tools.script.counting import Step
 from actbench.tools.script.ending import Ending
@@ -42,6 +43,7 @@ class TimedRun(ABC):
     ) -> None:
         self.lines = Lines(folder or Path.cwd(), script)
         self._limit, self._stepped = steps, stepped
+        self._live = livememory.listening()
         self.ending = Ending(lambda: ended(self.measurement))
         self._stack = ExitStack()
 
