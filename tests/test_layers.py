@@ -29,9 +29,10 @@ CORE = {
     "validation": set(),
     "plugins": {"errors"},
     "machine": {"model"},
+    "livememory": {"model"},
     "model": BASE - {"machine"} | {"plugins"},
     "report": BASE | {"model", "plugins"},
-    "run": BASE | {"model", "report", "plugins", "scheme", "workload", "simulator", "measuring"},
+    "run": BASE | {"livememory", "model", "report", "plugins", "scheme", "workload", "simulator", "measuring"},
     # torch
     "ops": {"errors", "caches"},
     "device": {"errors", "units"},
@@ -39,7 +40,7 @@ CORE = {
     "scheme": {"errors", "units", "plugins", "model", "packing"},
     "workload": BASE | {"plugins", "model", "packing", "scheme", "simulator"},
     # these two know each other's files: the simulated meter is one of the meters
-    "simulator": BASE | {"caches", "device", "plugins", "model", "ops", "packing", "scheme", "measuring"},
+    "simulator": BASE | {"caches", "livememory", "device", "plugins", "model", "ops", "packing", "scheme", "measuring"},
     "measuring": BASE | {"keywords", "device", "plugins", "model", "ops", "packing", "scheme", "workload", "simulator"},
 }
 FACADES = {"__init__", "optim"}  # public names, which they find in plug-ins at their first use

@@ -262,11 +262,12 @@ class LiveMemoryTable(LiveTable):
         return cast("TextIO", FileProxy(self._console, own)) if own.isatty() else own
 
     def __rich__(self) -> RenderableType:
-        """Draw the table, and a panel for each of the first cases at work; one case alone needs no table."""
+        """Draw the table, and a panel for each of the first that report their memory; one case alone needs no table."""
         with self._lock:
-            at_work = list(self._seen.items())[:_MOST_PANELS]
             rows = dict(self._rows)
-        is_alone = len(rows) <= 1
+            is_alone = len(rows) <= 1
+            known = [(case, seen) for case, seen in self._seen.items() if is_alone or seen.last is not None]
+        at_work = known[:_MOST_PANELS]
         if is_alone and not at_work:
             return Text(plain(f"{self._doing} …"), style="dim")
         height = self._console.height - (1 if is_alone else _ROWS_KEPT_FREE + _FEWEST_ROWS)

@@ -74,7 +74,7 @@ def memory_panel(
     inside = max(10, width - _FRAME)
     lines: list[RenderableType] = []
     if last is None:
-        lines.append(Text("nothing is allocated yet", style="dim"))
+        lines.append(Text("no report of its memory yet", style="dim"))
     else:
         lines += [_figures(last), *_chart(seen.samples, last, inside, ascii_only=ascii_only)]
         if last.holders and holders:

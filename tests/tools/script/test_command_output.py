@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
 import shlex
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +257,44 @@ def test_the_hook_of_pre_commit_fails_where_the_script_does_not_fit(cli: Any, tr
     assert cli(*command).status == 0
     train.write_text("PEAK_GIB = 30\n")
     assert cli(*command).status == 1
+
+
+def test_a_pipe_gets_nothing_of_the_live_view(cli: Any) -> None:
+    plainly, live = cli("run", "train.py"), cli("run", "--live", "train.py")
+
+    assert live.out.replace(" --live", "") == plainly.out, "commands that are shown have the flags that were typed"
+    assert live.err == plainly.err
+    assert "now   peak" not in live.out + live.err
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_the_memory_and_what_the_script_prints(tmp_path: Path) -> None:
+    script = tmp_path / "live.py"
+    script.write_text(
+        "import torch\n"
+        "net = torch.nn.Linear(1024, 1024).cuda()\n"
+        "optimizer = torch.optim.AdamW(net.parameters())\n"
+        "for epoch in range(9):\n"
+        "    print('epoch', epoch)\n"
+        "    net(torch.ones(64, 1024, device='cuda')).sum().backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    control, terminal = pty.openpty()
+    command = [sys.executable, "-m", "actbench", "run", "--live", "--device-profile", "rtx-4090", str(script)]
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "30"}
+    parts = []
+    with subprocess.Popen(command, env=environment, stdin=terminal, stdout=terminal, stderr=terminal) as process:
+        os.close(terminal)
+        with suppress(OSError):  # the end of a terminal
+            while part := os.read(control, 65536):
+                parts.append(part)
+    os.close(control)
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", b"".join(parts).decode())
+
+    assert process.returncode == 0
+    assert re.search(r"GiB now   peak|MiB now   peak", drawn)
+    assert "fits so far" in drawn
+    assert "live.py:2 net = torch.nn.Linear" in drawn
+    assert "epoch 0" in drawn
+    assert "fits on rtx-4090" in drawn
