@@ -6,7 +6,7 @@ CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: help check format lint types test plugin slow exhaustive demo gpu docs tables pages parameters sizes clean
+.PHONY: help check format lint types test plugin slow exhaustive demo gpu docs tables pages screenshots parameters sizes clean
 
 help:  ## this list
 	@grep -E '^[a-z][a-z ]*:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z ]*):.*## /\1\t/' | expand -t 10
@@ -59,6 +59,10 @@ pages: $(READY)  ## the README's picture, and the pages under docs/reports
 	$(BIN)/python benchmarks/picture.py > docs/images/memory.svg
 	$(BIN)/actbench report results/quickstart --title "Which scheme saves what?" --html docs/reports/quickstart.html
 	$(BIN)/actbench report results/finetune-8b --title "How to fit an 8B Llama on 24 GiB" --html docs/reports/finetune-8b.html
+
+screenshots: $(READY)  ## docs/images of the live view, a flame graph and a notebook; needs Chromium
+	$(BIN)/python -m pip install --quiet nbconvert ipykernel
+	$(BIN)/python benchmarks/screenshots.py
 
 parameters: $(READY)  ## src/actbench/model/declared/schemes.json, from the classes of schemes
 	$(BIN)/python benchmarks/scheme_parameters.py
