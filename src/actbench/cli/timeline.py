@@ -55,7 +55,8 @@ class CurveFlags:
         Path | None,
         option(
             "--export-flamegraph",
-            "Write one HTML page of who holds the peak: stacks of line, module and operator, as wide as their bytes.",
+            "Write one HTML page of who holds the peak, and by a slider other moments of the step: stacks of line, "
+            "module and operator, as wide as their bytes.",
             only_typed=True,
             metavar="FILE",
             parser=path_named,

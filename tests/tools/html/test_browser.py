@@ -184,6 +184,10 @@ def test_a_flame_graph_follows_its_slider_and_zooms(opened: Callable[[str], Any]
 
     whole = width()
     assert page.inner_text("#when").startswith("the peak, after")
+    edges = page.evaluate(
+        "[...document.querySelectorAll('#frames button')].map(frame => frame.getBoundingClientRect().right)"
+    )
+    assert max(edges) <= edges[0] + 1, "narrow frames are as wide as their bytes"
     page.focus("#moment")
     page.keyboard.press("ArrowLeft")
     assert page.inner_text("#when").startswith(f"after {TIMELINE.samples[place]} of")
