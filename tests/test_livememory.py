@@ -9,7 +9,9 @@ import pytest
 
 from actbench import livememory
 from actbench.livememory import REPORT_SECONDS, SAMPLE_SECONDS, LiveReports
+from actbench.measuring.bench import measure
 from actbench.model.live import HOLDERS, LiveMemory
+from actbench.model.records import Case
 
 
 class Clock:
@@ -76,3 +78,18 @@ def test_nobody_listens_in_a_trial() -> None:
         with livememory.told_to(None):
             assert livememory.listening() is None
     assert livememory.listening() is None
+
+
+def test_a_simulated_case_of_a_sweep_reports_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[LiveMemory]()
+    monkeypatch.setattr(livememory, "SAMPLE_SECONDS", 0.0)
+    monkeypatch.setattr(livememory, "REPORT_SECONDS", 0.0)
+    case = Case(model="tiny-roberta", batch_size=1, sequence_length=8, meter="simulated", device_profile="rtx-4090")
+    plainly = measure(case)
+    with livememory.told_to(told.append):
+        found = measure(case)
+
+    assert found == plainly
+    assert {"forward", "backward", "optimizer"} <= {each.phase for each in told}
+    assert 0 < told[-1].peak_bytes <= found.peak_bytes
+    assert {each.limit_bytes for each in told} == {found.memory_limit_bytes}
