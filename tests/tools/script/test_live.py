@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from actbench import livememory
+from actbench.errors import MeasurementError
 from actbench.model.live import LiveMemory
 from actbench.model.measured import Measurement
 from actbench.model.meters import MeterName
@@ -15,7 +18,7 @@ from actbench.model.records import Case
 from actbench.model.scripts import Script
 from actbench.run.isolated import IsolatedSession
 from actbench.run.processes import ForkServer
-from actbench.units import GIB, MIB
+from actbench.tools.script.bench import Session
 
 SCRIPT = """
 import torch
@@ -83,14 +86,22 @@ def test_nothing_is_reported_unless_it_is_asked_for_and_the_figures_are_the_same
     assert same.timeline == found.timeline
 
 
-@pytest.mark.slow
-def test_trials_of_a_search_report_nothing(follow: Follow) -> None:
-    found, told = follow(find_largest_batch=True, memory_limit_bytes=64 * MIB)
+def test_trials_report_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard = []
 
-    assert found.largest_batch_search is not None
-    assert found.largest_batch_search.trials > 1
-    assert len(ends_of_steps(told)) == found.built.stopped_after
-    assert told[-1].peak_bytes < GIB
+    def opened(*_: Any) -> None:
+        heard.append(livememory.listening() is not None)
+        raise MeasurementError("it is not opened")
+
+    monkeypatch.setattr(Session, "_opened", opened)
+    session = Session(Case(model="train.py", batch_size=1, script=Script(target="train.py")))
+    runs = (partial(session._run, session.script, session._say), session.run_as_it_is, partial(session._trial, 8))
+    with livememory.told_to(print):
+        for run in runs:
+            with pytest.raises(MeasurementError, match="not opened"):
+                run(lambda found: pytest.fail("it ended"))
+
+    assert heard == [True, False, False]
 
 
 def test_a_run_on_the_cpu_reports_at_the_end_of_each_step(follow: Follow) -> None:
