@@ -87,7 +87,8 @@ class _Page:
     """A page in Chromium, which asks no network."""
 
     def __init__(self, file: Path, width: int, height: int) -> None:
-        self._file, self._size = file, {"width": width, "height": height}
+        self._file = file
+        self._size: Any = {"width": width, "height": height}
 
     def __enter__(self) -> Any:
         from playwright.sync_api import sync_playwright
