@@ -63,7 +63,7 @@ class Silent:
 
 
 class _SilentModule(ModuleType):
-    """A module that does nothing: each name in it is a class whose objects do nothing, so that scripts may derive from it."""
+    """A module that does nothing: each name in it is a class of :class:`Silent`, so that scripts may derive from it."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

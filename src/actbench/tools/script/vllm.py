@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from actbench.device.patches import attribute
 from actbench.errors import MeasurementError
@@ -273,17 +273,13 @@ class Engine:
 
 
 def weights_bytes_of(config: Any) -> int:
-    """Return the bytes of a model's weights in the type that vLLM takes for its config, float16 in place of float32."""
+    """Return the bytes of a model's weights: vLLM takes float16 or bfloat16, also where the config says float32."""
     import transformers
 
-    own = getattr(transformers, (config.architectures or [""])[0], None)
+    make: Any = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModelForCausalLM.from_config)
     with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config) if own is None else own(config)
-    dtype = getattr(config, "dtype", None)
-    return sum(each.numel() for each in model.parameters()) * (dtype.itemsize if dtype in _HALVES else 2)
-
-
-_HALVES = (torch.float16, torch.bfloat16)
+        model: nn.Module = make(config)
+    return 2 * sum(each.numel() for each in model.parameters())
 
 
 class Client:
