@@ -1,4 +1,4 @@
-"""vLLM in the process of a simulated training: what its engine takes of the card, and what trainers of TRL read of it."""
+"""vLLM in a simulated training's process: what its engine takes of the card, and what trainers of TRL read of it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer, RLOOConfig, RLOOTrainer
 from trl.experimental.online_dpo import OnlineDPOConfig, OnlineDPOTrainer
 
-kind, mode, folder = sys.argv[1:]
+kind, mode, cards, folder = sys.argv[1:]
 make, settings = {
     "grpo": (GRPOTrainer, GRPOConfig), "rloo": (RLOOTrainer, RLOOConfig), "online": (OnlineDPOTrainer, OnlineDPOConfig)
 }[kind]
@@ -52,7 +52,7 @@ trainer = make(
     reward_funcs=reward,
     args=settings(
         "out", per_device_train_batch_size=4, use_vllm=True, vllm_mode=mode, vllm_gpu_memory_utilization=0.25,
-        max_steps=4, report_to=[], save_strategy="no", **lengths,
+        vllm_tensor_parallel_size=int(cards), max_steps=4, report_to=[], save_strategy="no", **lengths,
     ),
     train_dataset=Dataset.from_dict({"prompt": ["the cat sat on a mat"] * 32}),
     processing_class=AutoTokenizer.from_pretrained(folder),
@@ -147,7 +147,7 @@ def test_colocated_completions_add_their_pool_to_the_step(
     tiny_llama: Path, outcome: Callable[[Case], Measurement | Failure], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    pool = MIB // 2
+    pool = 4 * MIB
 
     def measured(*arguments: str) -> Measurement:
         script = Script(target=str(GRPO), arguments=("--model", str(tiny_llama), *SMALL, *arguments), steps=3)
@@ -160,11 +160,12 @@ def test_colocated_completions_add_their_pool_to_the_step(
     colocated, asleep = (measured("--colocated", f"{pool / CARD_BYTES}", *more) for more in ((), ("--sleep",)))
 
     assert colocated.peak_parts is not None
-    assert colocated.peak_parts.engine_bytes == pool
+    assert colocated.peak_parts.engine_bytes == pytest.approx(pool, abs=1024)
     assert colocated.peak_bytes - pool == pytest.approx(served.peak_bytes, rel=0.02)
     assert colocated.phase_peaks is not None
     assert asleep.phase_peaks is not None
-    assert asleep.phase_peaks.backward_bytes == colocated.phase_peaks.backward_bytes - pool
+    of_passes = colocated.phase_peaks.backward_bytes - pool
+    assert asleep.phase_peaks.backward_bytes == pytest.approx(of_passes, abs=4096)
     assert asleep.peak_bytes == pytest.approx(served.peak_bytes, rel=0.02)
     assert colocated.timeline is not None
     lines = {each.line for each in colocated.timeline.holders if each.kind == "engine"}
@@ -173,13 +174,20 @@ def test_colocated_completions_add_their_pool_to_the_step(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "mode"), [("grpo", "server"), ("rloo", "colocate"), ("online", "colocate"), ("online", "server")]
+    ("kind", "mode", "cards"),
+    [
+        ("grpo", "server", 1),
+        ("grpo", "colocate", 2),
+        ("rloo", "colocate", 1),
+        ("online", "colocate", 1),
+        ("online", "server", 1),
+    ],
 )
 def test_trainers_of_trl_run_with_vllm(
-    kind: str, mode: str, tiny_llama: Path, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: str, mode: str, cards: int, tiny_llama: Path, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = run(TRAINERS, kind, mode, str(tiny_llama), steps=2)
+    found = run(TRAINERS, kind, mode, str(cards), str(tiny_llama), steps=2, processes=cards)
 
     assert isinstance(found, Measurement), found.message
     assert found.peak_parts is not None
