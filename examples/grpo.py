@@ -49,7 +49,7 @@ def main():
     parser.add_argument("--colocated", type=float, help="completions come from vLLM here, with this share of the card")
     parser.add_argument("--sleep", action="store_true", help="vLLM frees its share while a step runs")
     parser.add_argument("--sharded", action="store_true", help="share weights and state out to all cards, by FSDP2")
-    parser.add_argument("--no-autocast", action="store_true", help="leave bf16 out: FSDP2 then keeps weights as they are")
+    parser.add_argument("--no-autocast", action="store_true", help="leave bf16 out: FSDP2 keeps weights as they are")
     parser.add_argument("--checkpointing", action="store_true", help="compute blocks again in the backward pass")
     args = parser.parse_args()
 
