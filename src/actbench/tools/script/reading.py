@@ -216,7 +216,8 @@ def measurement(
         gradients=step.gradients,
         communicated=communicated,
     )
-    kinds |= dict.fromkeys(cached, "cache") | dict.fromkeys(engines, "engine")
+    kinds |= dict.fromkeys(cached, "cache")
+    kinds |= dict.fromkeys(engines, "engine")
     kinds |= {name: "batch" for name in moved if kinds.get(name, "saved") == "saved"}
     kinds |= {name: "weights" for name in found.copies if kinds.get(name) == "batch"}
     kinds |= {name: "weights" for name in found.copies_apart if kinds.get(name) == "saved"}

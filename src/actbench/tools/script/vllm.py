@@ -12,6 +12,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import repeat
 from types import ModuleType
 from typing import Any
@@ -150,7 +151,7 @@ class Engine:
     def _shares(self, config: Any, cards: int, utilization: float, cache_bytes: int | None) -> dict[str, int]:
         """Return the bytes of weights, and of all else, by what vLLM calls them when they wake up."""
         free_bytes, total_bytes = torch.cuda.mem_get_info()
-        weights_bytes = -(-weights_bytes_of(config) // cards)
+        weights_bytes = -(-weights_bytes_of(config, trusted=self._trusts) // cards)
         pool_bytes = math.ceil(total_bytes * utilization) if cache_bytes is None else weights_bytes + cache_bytes
         if pool_bytes <= weights_bytes:
             raise ValueError(
@@ -272,11 +273,12 @@ class Engine:
         """Do nothing."""
 
 
-def weights_bytes_of(config: Any) -> int:
+def weights_bytes_of(config: Any, *, trusted: bool) -> int:
     """Return the bytes of a model's weights: vLLM takes float16 or bfloat16, also where the config says float32."""
     import transformers
 
-    make: Any = getattr(transformers, (config.architectures or [""])[0], transformers.AutoModelForCausalLM.from_config)
+    usual = partial(transformers.AutoModelForCausalLM.from_config, trust_remote_code=trusted)
+    make: Any = getattr(transformers, (config.architectures or [""])[0], usual)
     with torch.device("meta"):
         model: nn.Module = make(config)
     return 2 * sum(each.numel() for each in model.parameters())
