@@ -5,8 +5,10 @@ VENV   ?= .venv
 CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+TESTED := $(VENV)$(if $(WHEEL),-wheel)
+PACKED := $(shell find -L src kernels recipes -type f -not -name "*.pyc" -not -path "*.egg-info/*")
 
-.PHONY: help check format lint types test plugin slow exhaustive demo gpu docs tables pages parameters sizes clean
+.PHONY: help check format lint types test wheel plugin slow exhaustive demo gpu docs tables pages parameters sizes clean
 
 help:  ## this list
 	@grep -E '^[a-z][a-z ]*:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z ]*):.*## /\1\t/' | expand -t 10
@@ -15,6 +17,20 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[test,lint,docs]"
 	touch $@
+
+dist/.built: pyproject.toml README.md LICENSE $(PACKED)
+	rm -rf build/lib build/bdist.* dist  # a build would pack what an earlier one left
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
+	touch $@
+
+# On top of the other environment, whose own link to src is not followed from here.
+$(VENV)-wheel/.ready: $(READY) dist/.built
+	$(BIN)/python -m venv --clear $(VENV)-wheel
+	$(BIN)/python -c "$(PLACE)" > "$$($(VENV)-wheel/bin/python -c "$(PLACE)")/environment.pth"
+	$(VENV)-wheel/bin/python -m pip install --quiet --no-deps --ignore-installed dist/*.whl
+	touch $@
+
+PLACE = import sysconfig; print(sysconfig.get_path('purelib'))
 
 check: lint types test  ## all that a commit needs: ruff, mypy and the tests that are not slow
 
@@ -32,10 +48,13 @@ demo: $(READY)  ## a script on a simulated card, and the quickstart sweep; table
 	$(BIN)/actbench sweep --output demo-results
 
 # without bytecode each worker would rewrite all assertions in every run
-test slow exhaustive: export PYTHONDONTWRITEBYTECODE :=
+test wheel slow exhaustive: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(READY)  ## the tests that are not marked slow, exhaustive or gpu
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+test: $(TESTED)/.ready  ## the tests that are not marked slow, exhaustive or gpu; with WHEEL=1 of the package as a wheel
+	$(TESTED)/bin/python -m pytest -n 2 --dist loadfile
+
+wheel: $(VENV)-wheel/.ready  ## dist/: the package as a wheel; installed where src is not found, it is tried in a minute
+	WHEEL=1 $(VENV)-wheel/bin/python -m pytest --quiet -m "not gpu" tests/packaging/test_installed.py
 
 plugin: $(READY)  ## examples/plugin: installed, held to the contract of schemes, swept, converted with, and removed
 	.ci/plugin $(BIN)
@@ -67,4 +86,4 @@ sizes:  ## lines, files and functions of each room, beside those of the last rel
 	@$(PYTHON) benchmarks/sizes.py
 
 clean:  ## remove the environment and what was built
-	rm -rf $(VENV) build dist demo-results src/*.egg-info
+	rm -rf $(VENV) $(VENV)-wheel build dist demo-results src/*.egg-info
