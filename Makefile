@@ -79,7 +79,7 @@ pages: $(READY)  ## the README's picture, and the pages under docs/reports
 	$(BIN)/actbench report results/quickstart --title "Which scheme saves what?" --html docs/reports/quickstart.html
 	$(BIN)/actbench report results/finetune-8b --title "How to fit an 8B Llama on 24 GiB" --html docs/reports/finetune-8b.html
 
-parameters: $(READY)  ## src/actbench/model/declared/schemes.json, from the classes of schemes
+parameters: $(READY)  ## schemes.json in src/actbench/model/declared and src/actbench/cli, from the classes of schemes
 	$(BIN)/python benchmarks/scheme_parameters.py
 
 sizes:  ## lines, files and functions of each room, beside those of the last release
