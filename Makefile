@@ -1,4 +1,5 @@
-# make help lists the targets. make gpu takes $(PYTHON) as it is; all others make the environment $(VENV) first.
+# make help lists the targets. make gpu and make simulation take $(PYTHON) as it is; all others make the environment
+# $(VENV) first.
 PYTHON ?= python3
 RESULTS ?= gpu-results
 VENV   ?= .venv
@@ -8,7 +9,7 @@ READY  := $(VENV)/.ready
 TESTED := $(VENV)$(if $(WHEEL),-wheel)
 PACKED := $(shell find -L src kernels recipes -type f -not -name "*.pyc" -not -path "*.egg-info/*")
 
-.PHONY: help check format lint types test wheel plugin slow exhaustive demo gpu docs tables pages parameters sizes clean
+.PHONY: help check format lint types test wheel simulation plugin slow exhaustive demo gpu docs tables pages parameters sizes clean
 
 help:  ## this list
 	@grep -E '^[a-z][a-z ]*:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z ]*):.*## /\1\t/' | expand -t 10
@@ -55,6 +56,13 @@ test: $(TESTED)/.ready  ## the tests that are not marked slow, exhaustive or gpu
 
 wheel: $(VENV)-wheel/.ready  ## dist/: the package as a wheel; installed where src is not found, it is tried in a minute
 	WHEEL=1 $(VENV)-wheel/bin/python -m pytest --quiet -m "not gpu" tests/packaging/test_installed.py
+
+SIMULATION := tests/device tests/packaging tests/run/test_processes.py tests/run/test_tasks.py \
+	tests/simulator/test_attention.py tests/simulator/test_caching.py tests/simulator/test_torch_versions.py \
+	$(foreach each,followup simulation simulation_memory simulation_steps,tests/tools/script/test_$(each).py)
+
+simulation:  ## tests of the simulation that need no extra, with $(PYTHON) as it is: on macOS, and with torch built for CPUs
+	PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(SIMULATION)
 
 plugin: $(READY)  ## examples/plugin: installed, held to the contract of schemes, swept, converted with, and removed
 	.ci/plugin $(BIN)
