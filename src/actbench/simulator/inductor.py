@@ -69,12 +69,15 @@ class Inductor:
 
     @contextmanager
     def simulated(self, *seeing: type[TorchDispatchMode]) -> Iterator[None]:
-        """Inside the block, let Inductor compile for the card.
+        """Inside the block, let Inductor compile for the card; inside another such block, change nothing.
 
         ``seeing`` are classes of modes that see operators; torch compiles none of their code.
         """
         import torch._inductor.utils
 
+        if isinstance(_triton_driver()._active, _Driver):  # as where a scheme compiles what a script trains
+            yield
+            return
         # no real run may find code that was generated here: nothing was measured for it
         folder = {"TORCHINDUCTOR_CACHE_DIR": str(user_cache() / "inductor-simulated")}
         with ExitStack() as stack:
@@ -113,8 +116,7 @@ class Inductor:
         yield AsyncCompile, "warm_pool", classmethod(lambda cls: None)
         yield torch._inductor.config, "compile_threads", 1
         # a driver tells for what card code is generated
-        driver: Any = importlib.import_module("triton.runtime").driver
-        stand_in = _Driver(self._capability)
+        driver, stand_in = _triton_driver(), _Driver(self._capability)
         yield driver, "_active", stand_in
         yield driver, "_default", stand_in
         # nothing can be computed or measured on the card
@@ -201,6 +203,10 @@ class _Driver:
 
     def get_device_interface(self) -> Any:
         return torch.cuda
+
+
+def _triton_driver() -> Any:
+    return importlib.import_module("triton.runtime").driver
 
 
 def _traced_alone(convert: Callable[..., Any]) -> Callable[..., Any]:

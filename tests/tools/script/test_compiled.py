@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import actbench
+from actbench import scheme as schemes
 from actbench.simulator import inductor
 from actbench.tools.script import compiled
 from actbench.tools.script.simulation import Simulation
@@ -77,8 +78,10 @@ def in_place(model: nn.Module) -> Any:
     return model
 
 
-def train_gpt(way: Callable[[nn.Module], Any], batch: int, tokens: int, width: int, words: int) -> Simulation:
-    with actbench.simulate(CARD) as card:
+def train_gpt(
+    way: Callable[[nn.Module], Any], batch: int, tokens: int, width: int, words: int, **options: Any
+) -> Simulation:
+    with actbench.simulate(CARD, **options) as card:
         model = GPT(width, tokens, words).cuda()
         run = way(model)
         optimizer = torch.optim.AdamW(model.parameters())
@@ -121,6 +124,15 @@ def test_a_compiled_model_holds_less_and_keeps_its_names(way: Callable[[nn.Modul
     assert any(f"Compiled with torch {torch.__version__}" in note for note in found.measurement.warnings)
     assert not any("Compiled" in note for note in eager.measurement.warnings)
     assert "blocks.\\*.up" in found.table()
+
+
+def test_a_scheme_compiles_what_a_script_trains() -> None:
+    size = {"batch": 4, "tokens": 256, "width": 128, "words": 8192}
+    by_script = train_gpt(returned, **size).measurement
+    by_scheme = train_gpt(as_it_is, **size, scheme=schemes.build("compile:1")).measurement
+    assert by_scheme.peak_bytes == by_script.peak_bytes
+    assert [site.was for site in by_scheme.sites] == ["GPT"]
+    assert any("Compiled with torch" in note for note in by_scheme.warnings)
 
 
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")

@@ -54,21 +54,10 @@ def simulate(device_profile: str, **options: Any) -> Simulation:
         _Asked.model_validate({name: value for name, value in options.items() if name in _Asked.model_fields})
     except ValidationError as error:
         raise UsageError(f"simulate: {'; '.join(explain(error, options, {'': _Asked}))}") from None
-    _check_scheme(options.get("scheme"))
+    if (scheme := options.get("scheme")) is not None:
+        check_argument(scheme, Scheme, "simulate: scheme", "a scheme, such as actbench.scheme.build('fewbit:3')")
     gc.collect()
     caller = Path(sys._getframe(1).f_code.co_filename)
     if caller.is_file():
         options = {"folder": caller.parent, "script": caller, **options}
     return Simulation(profiles.get(device_profile), **{"warns": True, **options})
-
-
-def _check_scheme(scheme: Any) -> None:
-    """Raise a UsageError for what is no scheme, or for one that no simulated loop can have."""
-    if scheme is None:
-        return
-    check_argument(scheme, Scheme, "simulate: scheme", "a scheme, such as actbench.scheme.build('fewbit:3')")
-    if any(part.partition(":")[0].partition(",")[0] == "compile" for part in scheme.spec.split("+")):
-        raise UsageError(
-            "simulate: scheme=compile: torch.compile runs eagerly inside a simulated loop, so nothing would be "
-            "compiled; 'actbench measure MODEL -s compile:1' simulates a compiled model"
-        )

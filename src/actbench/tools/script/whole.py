@@ -185,7 +185,7 @@ class Whole:
             self.epoch_steps = None if whole is None else max(ran, round(whole * ran / given))
 
     def _largest_early(self, batches: Iterator[Any], load: Callable[[Any], Any], count: int | None) -> Iterator[Any]:
-        """Return the batches with the one that has the most bytes where the first step with optimizer state takes it."""
+        """Return the batches with the largest one where the first step with optimizer state takes it."""
         ahead: list[Any] = []
         sizes: list[int] = []
         until = time.monotonic() + _SCAN_SECONDS
