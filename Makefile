@@ -19,9 +19,9 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[test,lint,docs]"
 	touch $@
 
-dist/.built: pyproject.toml README.md LICENSE $(PACKED)
+dist/.built: pyproject.toml README.md LICENSE $(PACKED) | $(READY)
 	rm -rf build/lib build/bdist.* dist  # a build would pack what an earlier one left
-	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	touch $@
 
 # On top of the other environment, whose own link to src is not followed from here.
