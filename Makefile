@@ -67,8 +67,8 @@ simulation:  ## tests of the simulation that need no extra, with $(PYTHON) as it
 plugin: $(READY)  ## examples/plugin: installed, held to the contract of schemes, swept, converted with, and removed
 	.ci/plugin $(BIN)
 
-slow: $(READY)  ## the slow tests
-	$(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile
+slow: $(READY)  ## the slow tests; with MINUTES=N, none is begun after so many, and the number of those left is told
+	$(BIN)/python -m pytest -m "slow and not gpu" -n 2 --dist loadfile $(MINUTES:%=--minutes %)
 
 exhaustive: $(READY)  ## slow tests of what is like another that is slow, before a release or with another torch
 	$(BIN)/python -m pytest -m exhaustive -n 2 --dist loadgroup

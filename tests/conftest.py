@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import os
 import sys
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,14 @@ hypothesis.settings.register_profile(
     "shared processors", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("shared processors")
+
+
+_BEGAN = time.monotonic()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run be limited in time, as on a machine of which nobody knows how busy it is."""
+    parser.addoption("--minutes", type=float, help="begin no test after so many minutes; those left are skipped")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -65,7 +74,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests of what newer versions of torch do, where an old one is installed."""
+    """Skip tests for which no time is left, and those of what newer versions of torch do, where an old one is."""
+    minutes = item.config.getoption("minutes")
+    if minutes is not None and time.monotonic() - _BEGAN > 60 * minutes:
+        pytest.skip(f"not begun after {minutes:g} minutes")
     mark = item.get_closest_marker("newer_torch")
     if mark is None:
         return

@@ -93,6 +93,7 @@ class PeakParts(StoredData):
         kept_bytes: What a script still holds of earlier steps: lists of outputs, losses with their graphs.
         communication_bytes: Parameters gathered from other processes, and the buffers of what is gathered and reduced.
         cache_bytes: Keys and values of earlier tokens, while a model writes.
+        engine_bytes: What an inference engine in the same process takes of the card, such as vLLM.
         temporary_bytes: The rest: what operators need for a moment, gradients on their way through the layers, and
             what is recomputed.
     """
@@ -105,6 +106,7 @@ class PeakParts(StoredData):
     kept_bytes: NonNegativeInt = 0
     communication_bytes: NonNegativeInt = 0
     cache_bytes: NonNegativeInt = 0
+    engine_bytes: NonNegativeInt = 0
     temporary_bytes: NonNegativeInt = 0
 
     @property

@@ -55,8 +55,8 @@ Optimizer = Literal[
     "adamw", "adamw-fused", "adamw-loop", "adam", "adafactor", "muon", "sgd", "sgd-momentum", "sgd-nesterov"
 ]
 WeightsChoice = Literal["auto", "pretrained", "random"]
-Cache = Literal["dynamic", "static", "fp8", "quanto", "hqq"]
-"""How keys and values of earlier tokens are kept while a model writes: the names of transformers."""
+Cache = Literal["dynamic", "static", "fp8"]
+"""How keys and values of earlier tokens are kept while a model writes: those names of transformers that are counted."""
 
 _LATER: Final = ("target_length", "packed")
 """Settings that older records lack, and mean to have their default."""

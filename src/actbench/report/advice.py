@@ -15,6 +15,7 @@ PARTS = {
     "batch_bytes": "the batch",
     "kept_bytes": "what the script keeps of earlier steps",
     "cache_bytes": "the cache",
+    "engine_bytes": "the pool of the inference engine",
     "communication_bytes": "buffers of gathered and reduced tensors",
     "temporary_bytes": "temporaries",
 }

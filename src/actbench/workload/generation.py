@@ -22,8 +22,6 @@ from actbench.simulator.overrides import full_rows, values_read
 
 _GROWING = ("keys", "values", "indexer_keys", "_quantized_keys", "_quantized_values")
 """Attributes of a cache's layer with a place for each token, in the last dimension but one."""
-_PACKAGES = {"quanto": ("is_optimum_quanto_available", "optimum-quanto"), "hqq": ("is_hqq_available", "hqq")}
-"""Caches that are refused: what transformers asks whether it can make one, and the package that it needs."""
 _LAST = 2
 """Passes that run at the full length when the passes before are skipped."""
 
@@ -124,16 +122,9 @@ def new_cache(module: nn.Module, case: Case, length: int) -> Any:
     """Return an empty cache of the kind that the case names, for ``length`` tokens of each row.
 
     Raises:
-        ModelError: The installed transformers has no such cache for the model, or its bytes are not counted.
+        ModelError: The installed transformers has no such cache for the model.
     """
     config: Any = module.config
-    if case.cache in _PACKAGES:
-        import transformers.utils
-
-        is_there, package = _PACKAGES[case.cache]
-        if not getattr(transformers.utils, is_there)():
-            raise ModelError(f"--cache {case.cache} needs {package}, which is not installed, and is not counted yet")
-        raise ModelError(f"--cache {case.cache}: bytes of caches that {package} packs are not counted yet; take fp8")
     with boundary(f"--cache {case.cache}: transformers makes none for {case.model}", ModelError):
         from transformers import DynamicCache, QuantizedCache, StaticCache
 

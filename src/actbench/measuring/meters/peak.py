@@ -25,6 +25,7 @@ _PARTS: Mapping[Kind, str] = {
     "saved": "activation_bytes",
     "packed": "activation_bytes",
     "cache": "cache_bytes",
+    "engine": "engine_bytes",
     "batch": "batch_bytes",
     "kept": "kept_bytes",
     "communication": "communication_bytes",

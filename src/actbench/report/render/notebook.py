@@ -28,7 +28,10 @@ _STYLE: Final = (
     ".actbench .number{text-align:right!important;font-variant-numeric:tabular-nums}"
     ".actbench .notes{opacity:.7;font-size:12px}.actbench .missing{color:#c0392b}</style>"
 )
-_COLOURS: Final = ("#33658f", "#2a9d8f", "#8d5a97", "#e0a030", "#6a994e", "#7d8597", "#b5534c", "#4aa3c4", "#9aa3ad")
+_COLOURS: Final = (
+    *("#33658f", "#2a9d8f", "#8d5a97", "#e0a030", "#6a994e"),
+    *("#c06fa0", "#7d8597", "#b5534c", "#4aa3c4", "#9aa3ad"),
+)
 
 
 def fragment(shown: Displayed) -> str:

@@ -220,6 +220,7 @@ RESULTS: tuple[Column[Entry], ...] = (
     _at_peak("optimizer_bytes", "Optimizer state"),
     _at_peak("activation_bytes", "Activations"),
     _at_peak("cache_bytes", "Cache"),
+    replace(_at_peak("engine_bytes", "Inference engine"), short="engine"),
     _at_peak("batch_bytes", "Batch"),
     replace(_at_peak("kept_bytes", "Kept from earlier steps"), short="kept"),
     replace(_at_peak("communication_bytes", "Gathered and reduced"), short="communication"),

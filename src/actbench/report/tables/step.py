@@ -22,6 +22,7 @@ PEAK_KINDS = {
     "optimizer_bytes": TITLES["optimizer"],
     "activation_bytes": TITLES["saved"],
     "cache_bytes": TITLES["cache"],
+    "engine_bytes": TITLES["engine"],
     "batch_bytes": TITLES["batch"],
     "kept_bytes": TITLES["kept"],
     "communication_bytes": TITLES["communication"],

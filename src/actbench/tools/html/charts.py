@@ -285,6 +285,7 @@ COLOURS: dict[Kind, str] = {
     "saved": "#cf6a63",
     "packed": "#b9487f",
     "cache": "#7d5ba6",
+    "engine": "#4f9aa8",
     "batch": "#9a9a9a",
     "kept": "#a5745a",
     "communication": "#c9b458",

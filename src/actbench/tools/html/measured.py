@@ -28,6 +28,7 @@ KINDS = {
     "optimizer_bytes": ("optimizer state", COLOURS["optimizer"]),
     "activation_bytes": ("saved for backward", COLOURS["saved"]),
     "cache_bytes": ("cache", COLOURS["packed"]),
+    "engine_bytes": ("inference engine", COLOURS["engine"]),
     "batch_bytes": ("batch", COLOURS["batch"]),
     "kept_bytes": ("kept from earlier steps", COLOURS["kept"]),
     "communication_bytes": ("gathered and reduced", COLOURS["communication"]),

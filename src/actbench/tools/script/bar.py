@@ -21,6 +21,7 @@ _STYLES: Final = {
     "optimizer_bytes": ("o", "magenta"),
     "activation_bytes": ("s", "yellow"),
     "cache_bytes": ("c", "green"),
+    "engine_bytes": ("e", "bright_green"),
     "batch_bytes": ("b", "white"),
     "kept_bytes": ("k", "bright_red"),
     "communication_bytes": ("r", "bright_cyan"),

@@ -63,7 +63,7 @@ class Silent:
 
 
 class _SilentModule(ModuleType):
-    """A module of a logger: each name in it is a class whose objects do nothing, so that scripts may derive from it."""
+    """A module that does nothing: each name in it is a class of :class:`Silent`, so that scripts may derive from it."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -73,9 +73,10 @@ class _SilentModule(ModuleType):
         return made
 
 
-def _silent_module() -> ModuleType:
+def silent_module(**names: Any) -> ModuleType:
+    """Return a module that does nothing, but for the ``names`` that it has."""
     made = _SilentModule("silent")
-    vars(made).update(__version__="0.0.0", __path__=[])
+    vars(made).update({"__version__": "0.0.0", "__path__": [], **names})
     return made
 
 
@@ -85,7 +86,7 @@ def stand_ins() -> dict[str, Make]:
     wandb itself does nothing if it is told so, and keeps the settings of a run, which scripts read.
     """
     missing = () if importlib.util.find_spec("wandb") else ("wandb",)
-    return dict.fromkeys((*_PACKAGES, *missing), _silent_module)
+    return dict.fromkeys((*_PACKAGES, *missing), silent_module)
 
 
 def told(note: Note) -> Callable[[str], None]:

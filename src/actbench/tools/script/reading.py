@@ -184,6 +184,7 @@ def measurement(
     earlier: Sequence[Step] = (),
     workspace: int = -1,
     cached: Set[int] = frozenset(),
+    engines: Set[int] = frozenset(),
     trains: bool = True,
     built: Built | None = None,
     **more: Any,
@@ -202,6 +203,7 @@ def measurement(
         earlier: The steps before it.
         workspace: Name of the workspace of matrix products; -1 for none.
         cached: Names of what caches of keys and values held.
+        engines: Names of what engines of inference take of the card.
         trains: Whether anything is trained; else the step is all that the script did.
         built: What is known of the models; None for their classes alone.
         more: Other fields of :class:`actbench.measuring.meters.meter.MemoryReading`.
@@ -215,6 +217,7 @@ def measurement(
         communicated=communicated,
     )
     kinds |= dict.fromkeys(cached, "cache")
+    kinds |= dict.fromkeys(engines, "engine")
     kinds |= {name: "batch" for name in moved if kinds.get(name, "saved") == "saved"}
     kinds |= {name: "weights" for name in found.copies if kinds.get(name) == "batch"}
     kinds |= {name: "weights" for name in found.copies_apart if kinds.get(name) == "saved"}

@@ -36,7 +36,7 @@ from actbench.simulator.recalled import tensors_of
 from actbench.simulator.reserved import reserved_bytes as reserved
 from actbench.simulator.tracker import CheckedTracker, OnCard, StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
-from actbench.tools.script import compiled, groups, kernels, reading, remedies, sensors, sharing
+from actbench.tools.script import compiled, groups, kernels, reading, remedies, sensors, sharing, vllm
 from actbench.tools.script.arrivals import on_arrival
 from actbench.tools.script.batches import Batches
 from actbench.tools.script.blocks import StepBlocks
@@ -165,6 +165,7 @@ class Simulation(Displayed):
         self._untrained = Untrained(self.steps, self.lines, self._holds)
         self._keepers = Keepers(self.tracker, self.lines)
         self._cached: set[int] = set()
+        self._engines: set[int] = set()
         self._accumulated: list[tuple[int, int]] = []
         self._used: dict[int, int] = {}
         self._using: set[int] = set()  # storages that the last operator has read or written
@@ -211,7 +212,9 @@ class Simulation(Displayed):
             stack.enter_context(
                 prepared(self.note, **self._batches.loading, real=self.real, ordered=ordered, compiler=compiler)
             )
-            stack.enter_context(on_arrival(caches_noted(self._note_cache), {}, lambda package: None))
+            changes, stand_ins = vllm.parts(self.note, self._note_engine)
+            changes |= caches_noted(self._note_cache)
+            stack.enter_context(on_arrival(changes, stand_ins, lambda package: None))
             stack.enter_context(repeated_by(self.recorder.repeating))
             if not self.profile.is_cuda:
                 stack.enter_context(kernels.recurrent_refused())
@@ -335,6 +338,7 @@ class Simulation(Displayed):
             earlier=self.steps.done,
             workspace=self.tracker.workspace,
             cached=self._cached,
+            engines=self._engines,
             trains=self.steps.trains,
             memory_bytes=self.memory.limit_bytes,
             warnings=tuple(self.notes),
@@ -371,7 +375,8 @@ class Simulation(Displayed):
             return ()
         events, shared = self.tracker.events, self.tracker.communicated
         self._used.update(dict.fromkeys(self._using, len(events)))
-        others = held.weights | held.copies | held.state | self._cached | shared.buffers | shared.gathered
+        others = held.weights | held.copies | held.state | shared.buffers | shared.gathered
+        others |= self._cached | self._engines
         found = remedies.of_step(
             step,
             events,
@@ -420,6 +425,12 @@ class Simulation(Displayed):
 
     def _note_cache(self, tensors: list[Tensor]) -> None:
         self._cached |= self.tracker.names(tensors)
+
+    def _note_engine(self, tensors: list[Tensor]) -> None:
+        """Note tensors that stand for an engine's memory, by the line that started or woke it."""
+        names = self.tracker.names(tensors)
+        self._engines |= names
+        self.lines.origins.update(dict.fromkeys(names, Origin("", "vllm", self.lines.line())))
 
     def _ended(self, step: Step) -> None:
         if self._measured is not None:
