@@ -1,12 +1,15 @@
-# make help lists the targets. make gpu takes $(PYTHON) as it is; all others make the environment $(VENV) first.
+# make help lists the targets. make gpu and make simulation take $(PYTHON) as it is; all others make the environment
+# $(VENV) first.
 PYTHON ?= python3
 RESULTS ?= gpu-results
 VENV   ?= .venv
 CONSTRAINTS ?= constraints.txt
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+TESTED := $(VENV)$(if $(WHEEL),-wheel)
+PACKED := $(shell find -L src kernels recipes -type f -not -name "*.pyc" -not -path "*.egg-info/*")
 
-.PHONY: help check format lint types test plugin slow exhaustive demo gpu docs tables pages screenshots parameters sizes clean
+.PHONY: help check format lint types test wheel simulation plugin slow exhaustive demo gpu docs tables pages screenshots parameters sizes clean
 
 help:  ## this list
 	@grep -E '^[a-z][a-z ]*:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z ]*):.*## /\1\t/' | expand -t 10
@@ -15,6 +18,20 @@ $(READY): pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable ".[test,lint,docs]"
 	touch $@
+
+dist/.built: pyproject.toml README.md LICENSE $(PACKED) | $(READY)
+	rm -rf build/lib build/bdist.* dist  # a build would pack what an earlier one left
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+	touch $@
+
+# On top of the other environment, whose own link to src is not followed from here.
+$(VENV)-wheel/.ready: $(READY) dist/.built
+	$(BIN)/python -m venv --clear $(VENV)-wheel
+	$(BIN)/python -c "$(PLACE)" > "$$($(VENV)-wheel/bin/python -c "$(PLACE)")/environment.pth"
+	$(VENV)-wheel/bin/python -m pip install --quiet --no-deps --ignore-installed dist/*.whl
+	touch $@
+
+PLACE = import sysconfig; print(sysconfig.get_path('purelib'))
 
 check: lint types test  ## all that a commit needs: ruff, mypy and the tests that are not slow
 
@@ -32,10 +49,20 @@ demo: $(READY)  ## a script on a simulated card, and the quickstart sweep; table
 	$(BIN)/actbench sweep --output demo-results
 
 # without bytecode each worker would rewrite all assertions in every run
-test slow exhaustive: export PYTHONDONTWRITEBYTECODE :=
+test wheel slow exhaustive: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(READY)  ## the tests that are not marked slow, exhaustive or gpu
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+test: $(TESTED)/.ready  ## the tests that are not marked slow, exhaustive or gpu; with WHEEL=1 of the package as a wheel
+	$(TESTED)/bin/python -m pytest -n 2 --dist loadfile
+
+wheel: $(VENV)-wheel/.ready  ## dist/: the package as a wheel; installed where src is not found, it is tried in a minute
+	WHEEL=1 $(VENV)-wheel/bin/python -m pytest --quiet -m "not gpu" tests/packaging/test_installed.py
+
+SIMULATION := tests/device tests/packaging tests/run/test_processes.py tests/run/test_tasks.py \
+	tests/simulator/test_attention.py tests/simulator/test_caching.py tests/simulator/test_torch_versions.py \
+	$(foreach each,followup simulation simulation_memory simulation_steps,tests/tools/script/test_$(each).py)
+
+simulation:  ## tests of the simulation that need no extra, with $(PYTHON) as it is: on macOS, and with torch built for CPUs
+	PYTHONDONTWRITEBYTECODE= $(PYTHON) -m pytest $(SIMULATION)
 
 plugin: $(READY)  ## examples/plugin: installed, held to the contract of schemes, swept, converted with, and removed
 	.ci/plugin $(BIN)
@@ -64,11 +91,11 @@ screenshots: $(READY)  ## docs/images of the live view, a flame graph and a note
 	$(BIN)/python -m pip install --quiet nbconvert ipykernel
 	$(BIN)/python benchmarks/screenshots.py
 
-parameters: $(READY)  ## src/actbench/model/declared/schemes.json, from the classes of schemes
+parameters: $(READY)  ## schemes.json in src/actbench/model/declared and src/actbench/cli, from the classes of schemes
 	$(BIN)/python benchmarks/scheme_parameters.py
 
 sizes:  ## lines, files and functions of each room, beside those of the last release
 	@$(PYTHON) benchmarks/sizes.py
 
 clean:  ## remove the environment and what was built
-	rm -rf $(VENV) build dist demo-results src/*.egg-info
+	rm -rf $(VENV) $(VENV)-wheel build dist demo-results src/*.egg-info

@@ -188,10 +188,11 @@ def lay_out(folder: Path) -> None:
     for source in (ROOT / "src").iterdir():
         if source.suffix == ".py" or (source / "__init__.py").exists():
             (folder / source.name).symlink_to(source)
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    metadata = folder / f"actbench-{project['version']}.dist-info"
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project, version = pyproject["project"], pyproject["tool"]["setuptools_scm"]["fallback_version"]
+    metadata = folder / f"actbench-{version}.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: actbench\nVersion: {project['version']}\n")
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: actbench\nVersion: {version}\n")
     groups = {"console_scripts": project["scripts"], **project.get("entry-points", {})}
     sections = (
         f"[{group}]\n" + "".join(f"{name} = {of}\n" for name, of in each.items()) for group, each in groups.items()

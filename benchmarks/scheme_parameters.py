@@ -1,4 +1,6 @@
-"""Writes src/actbench/model/declared/schemes.json: what the classes of schemes declare, as data that need no torch.
+"""Writes what the classes of schemes declare as data that need no torch: their parameters, and what they are in words.
+
+The files are src/actbench/model/declared/schemes.json and src/actbench/cli/schemes.json:
 
 python benchmarks/scheme_parameters.py
 """
@@ -16,6 +18,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from actbench import plugins
+from actbench.cli import described
 from actbench.model.declared.schemes import FILE
 from actbench.scheme.base import Scheme
 from actbench.scheme.registry import find_schemes
@@ -26,8 +29,17 @@ _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "allow_inf_nan")
 
 def declarations() -> dict[str, Any]:
     """Return the declarations of actbench's own schemes."""
-    ours = [name for name, plugin in plugins.installed("schemes").items() if plugin.is_ours]
-    return {name: _declaration(find_schemes()[name]) for name in ours}
+    return {name: _declaration(scheme) for name, scheme in _ours().items()}
+
+
+def _ours() -> dict[str, type[Scheme]]:
+    return {name: find_schemes()[name] for name, plugin in plugins.installed("schemes").items() if plugin.is_ours}
+
+
+def words() -> str:
+    """Return the text of the file of schemes in words."""
+    texts = {name: described.described(scheme) for name, scheme in _ours().items()}
+    return described.TEXTS.dump_json(texts, indent=1).decode() + "\n"
 
 
 def text() -> str:
@@ -95,3 +107,4 @@ def _place(function: Callable[..., Any]) -> str:
 
 if __name__ == "__main__":
     FILE.write_text(text(), encoding="utf-8")
+    described.FILE.write_text(words(), encoding="utf-8")

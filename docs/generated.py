@@ -123,11 +123,9 @@ def _example(paragraph: str) -> str:
 
 def methods() -> str:
     """Return the reference of the methods, from their classes and cards."""
-    from actbench import scheme as registry
-    from actbench.cli.described import changes_of, described, form_of
+    from actbench.cli.described import texts
 
-    found = registry.find_schemes().values()
-    rows = [(f"[`{form_of(each)}`](#{each.name})", changes_of(each), each.card.summary) for each in found]
+    rows = [(f"[`{words.form}`](#{name})", words.changes, words.title) for name, words in texts().items()]
     text = [
         "# Methods",
         (
@@ -136,9 +134,8 @@ def methods() -> str:
         ),
         _table(("method", "changes", "what it does"), rows),
     ]
-    for scheme in found:
-        words = described(scheme)
-        text += [f"## `{words.form}` {{ #{scheme.name} }}", _escaped(words.summary)]
+    for name, words in texts().items():
+        text += [f"## `{words.form}` {{ #{name} }}", _escaped(words.summary)]
         text += [_table(("", ""), [(f"**{title}**", _escaped(fact)) for title, fact in words.facts.items()])]
         text += [_table(header, [tuple(map(_escaped, row)) for row in rows]) for header, rows in words.tables]
     return "\n\n".join(text) + "\n"

@@ -13,6 +13,7 @@ import pytest
 import scheme_parameters
 
 from actbench import plugins, scheme as schemes, workload as workloads
+from actbench.cli import described
 from actbench.errors import ModelError, SpecError, UsageError
 from actbench.model import declared
 from actbench.model.declared.schemes import FILE, compilable, declarations
@@ -31,6 +32,7 @@ def message(error: type[Exception], refuse: Callable[[str], object], text: str) 
 
 def test_what_is_declared_is_what_there_is() -> None:
     assert FILE.read_text() == scheme_parameters.text(), "make parameters writes it anew"
+    assert described.FILE.read_text() == scheme_parameters.words(), "make parameters writes it anew"
     known = schemes.find_schemes()
     assert [*declarations()] == [*known]
     for name, each in declarations().items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ REASONS = {
     ("exports", "helps"): "no flag can be --export-helps --help",
     ("exports", "titles"): "no flag can be --export-titles --title",
     ("exports", "taken"): "no flag can be --export-taken --export-first",
-    ("exports", "page"): "--export-html of actbench 0.1.0 is --html already",
+    ("exports", "page"): f"--export-html of actbench {version('actbench')} is --html already",
     ("exports", "second"): "--export-first of theirs 1.0 is --twin already",
     ("schemes", "cardless"): "it has no card, which says what it does: card: ClassVar[Card] = Card(summary=...)",
     ("schemes", "nameless"): "it is no Scheme whose name is 'nameless'",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, version
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,7 @@ def test_help_lists_commands_behind_ours_and_tells_of_broken_ones_once(theirs: A
         *("convert", "measure", "raises", "lacking", "text", "empty", "strange"),
     }
     assert told["commands", "raises"] == "it cannot be imported: RuntimeError: broken at import"
-    assert told["commands", "convert"] == "actbench 0.1.0 brings one of that name too, which is used"
+    assert told["commands", "convert"] == f"actbench {version('actbench')} brings one of that name too, which is used"
     assert told["commands", "measure"] == "actbench has a command of that name itself"
     assert told["commands", "text"] == "theirs:TEXT is a str and no Typer"
     assert told["commands", "empty"] == "theirs:empty has no command"

@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console
 
 from actbench import scheme as schemes
+from actbench.cli.described import described
 from actbench.cli.listing import print_scheme
 from actbench.scheme import Scheme
 from actbench.scheme.base import OF_PARTS
@@ -78,7 +79,7 @@ def test_a_changed_forward_pass_is_told(capsys):
         def facets(self) -> tuple[Facet, ...]:
             return (LossyForward(),)
 
-    print_scheme(Rounding, Console(width=200))
+    print_scheme(described(Rounding), Console(width=200))
 
     assert "not bit for bit that of the exact model" in capsys.readouterr().out
 

@@ -1,17 +1,30 @@
-"""A scheme in words, from its class: for ``actbench schemes NAME``, and for the site's page of schemes."""
+"""A scheme in words, from its class: for ``actbench schemes``, and for the site's page of schemes.
+
+``schemes.json`` beside this file has the words of actbench's own schemes, so that no class of theirs is imported, nor
+torch: ``make parameters`` writes it from the classes, and a test holds it equal.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from actbench.errors import told
+from actbench.model import spec
+from actbench.plugins import Plugin, installed, leave_out
 from actbench.units import format_bytes
 
 if TYPE_CHECKING:
     from actbench.scheme import Scheme
+
+FILE = Path(__file__).with_name("schemes.json")
 
 Row = tuple[str, ...]
 
@@ -32,15 +45,62 @@ class SchemeText:
 
     Attributes:
         form: How it is written in a specification: ``fewbit:BITS``.
+        title: What it does in a line, for lists.
+        changes: What it changes; empty for nothing.
+        paper: Source of the method; empty if there is none.
         summary: What it does.
         facts: Paper, what it keeps for backward, what it changes, and so on, by title.
         tables: The header and the rows of its keys, and of the figures that its authors published; none is empty.
     """
 
     form: str
+    title: str
+    changes: str
+    paper: str
     summary: str
     facts: dict[str, str]
     tables: tuple[tuple[Row, list[Row]], ...]
+
+
+TEXTS = TypeAdapter(dict[str, SchemeText])
+
+
+def texts() -> dict[str, SchemeText]:
+    """Return every scheme in words by name; one of another package that cannot be used is warned of and left out."""
+    found = {name: _text(plugin) for name, plugin in installed("schemes").items()}
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def text_of(name: str) -> SchemeText:
+    """Return one scheme in words.
+
+    Raises:
+        SpecError: There is no such scheme; the message names the closest one.
+    """
+    plugin = installed("schemes").get(name)
+    return (None if plugin is None else _text(plugin)) or spec.find_named(name, texts(), "scheme", name)
+
+
+def _text(plugin: Plugin) -> SchemeText | None:
+    if plugin.is_ours and plugin.name in _ours():
+        return _ours()[plugin.name]
+    if why := _fault(plugin):
+        leave_out(plugin, "schemes", why)
+        return None
+    return described(plugin.load())
+
+
+@functools.cache
+def _ours() -> dict[str, SchemeText]:
+    return TEXTS.validate_json(FILE.read_bytes())
+
+
+def _fault(plugin: Plugin) -> str | None:
+    try:
+        from actbench.scheme.registry import fault
+    except ImportError as error:  # there is no torch
+        return f"it cannot be imported: {told(error)}"
+    return fault(plugin)
 
 
 def described(scheme: type[Scheme]) -> SchemeText:
@@ -53,6 +113,9 @@ def described(scheme: type[Scheme]) -> SchemeText:
     extras = "; ".join(f"{name}, for {purpose}" for name, purpose in scheme.card.extras.items())
     return SchemeText(
         form=form_of(scheme),
+        title=scheme.card.summary,
+        changes=changes_of(scheme),
+        paper=scheme.card.paper,
         summary=sections.pop(""),
         facts={
             **sections,

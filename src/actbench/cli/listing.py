@@ -1,11 +1,10 @@
-"""Lists of schemes, models, recipes and devices; and one scheme, explained from its class."""
+"""Lists of schemes, models, recipes and devices; and one scheme, explained."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import argument, command
-from actbench.cli.described import changes_of, described, form_of
 from actbench.cli.printing import console, plain_table
 from actbench.errors import UsageError
 from actbench.plugins import OURS, installed
@@ -14,7 +13,7 @@ from actbench.units import format_bytes
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from actbench.scheme import Scheme
+    from actbench.cli.described import SchemeText
 
 
 @command(rank=130)
@@ -25,19 +24,19 @@ def schemes(
 
     Examples: actbench schemes · actbench schemes fewbit
     """
-    from actbench import scheme as registry
+    from actbench.cli import described
 
     if name is None:
-        found = registry.find_schemes()
+        found = described.texts()
         packages = {name: plugin.package for name, plugin in installed("schemes").items() if not plugin.is_ours}
         from_others = ["from"] if packages.keys() & found.keys() else []
         table = plain_table("scheme", "changes", "what it does", "paper", *from_others)
-        for scheme in found.values():
-            package = [packages.get(scheme.name, OURS)] if from_others else []
-            table.add_row(form_of(scheme), changes_of(scheme), scheme.card.summary, scheme.card.paper, *package)
+        for each, text in found.items():
+            package = [packages.get(each, OURS)] if from_others else []
+            table.add_row(text.form, text.changes, text.title, text.paper, *package)
         console().print(table)
     else:
-        print_scheme(registry.lookup(name), console())
+        print_scheme(described.text_of(name), console())
 
 
 @command(rank=140)
@@ -113,12 +112,11 @@ def devices(
 _PADDING = (0, 2, 0, 0)
 
 
-def print_scheme(scheme: type[Scheme], to: Console) -> None:
+def print_scheme(text: SchemeText, to: Console) -> None:
     """Print what a scheme does and saves, its keys with allowed values, and its authors' figures."""
     from rich.table import Table
     from rich.text import Text
 
-    text = described(scheme)
     to.print(text.form, style="bold", markup=False)
     to.print(text.summary, "", sep="\n", markup=False)
     facts = Table.grid("", "", padding=_PADDING)

@@ -52,6 +52,11 @@ def _run(*, debug: bool) -> None:
             print(plain(f"actbench: {shortened(text)}"), file=sys.stderr)
         with _debugging() if debug else nullcontext():
             together.run_launched(sys.argv[1:])
+    except ModuleNotFoundError as error:
+        if debug or error.name != "torch":
+            raise
+        print("actbench: this command needs torch, which is not installed: pip install torch", file=sys.stderr)
+        sys.exit(2)
     except (ActbenchError, OSError) as error:
         if debug:
             raise

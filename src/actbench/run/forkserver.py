@@ -6,6 +6,9 @@ standard output and error. The server writes the exit code to the monitor when t
 with all its children when the other end of the monitor is closed, which the kernel does too when the parent is killed;
 a byte on the monitor asks the process to end by itself. What a process leaves behind, in other sessions too, becomes
 the server's child and is killed. So nothing outlives the parent.
+
+On macOS it imports nothing before it forks, since Apple's libraries, which torch calls, may not be used in a fork of a
+process that has begun to use them: each process imports what it needs. What leaves its group there is not killed.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from actbench.run.worker import work
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+_forks_libraries = sys.platform != "darwin"
+_can_look_at_ended = hasattr(os, "waitid")  # which macOS has since Python 3.13
 
 
 def die_with(parent: int, signal_number: int) -> None:
@@ -82,11 +87,14 @@ def main(arguments: Sequence[str]) -> None:
     adopt_orphans()
     control = socket.socket(fileno=int(descriptor))
     gc.disable()  # imports make millions of objects and no garbage, and its search takes a fifth of their time
-    module = importlib.import_module(bench)
-    getattr(module, "before_forks", lambda: None)()
-    _import(preload)
+    if _forks_libraries:
+        module = importlib.import_module(bench)
+        getattr(module, "before_forks", lambda: None)()
+        _import(preload)
     with control.makefile("rb") as told:
-        _import(json.loads(told.readline() or "[]"))  # empty if the parent is gone
+        also = json.loads(told.readline() or "[]")  # empty if the parent is gone
+    if _forks_libraries:
+        _import(also)
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     gc.collect()
     gc.enable()
@@ -183,7 +191,7 @@ class _Server:
                 held.close()
             _redirect(output)
             if not self._ending:  # else it was asked to end before it could hear that
-                work(Frames(socket.socket(fileno=connection), token), sys.modules[self._bench])
+                work(Frames(socket.socket(fileno=connection), token), importlib.import_module(self._bench))
                 code = 0
         except BaseException:
             traceback.print_exc()
@@ -196,9 +204,8 @@ class _Server:
                 os._exit(code)
 
     def _reap(self) -> None:
-        while (pid := _ended_child()) is not None:
-            _kill(pid)  # while it is unreaped, its id is no one else's: what it started ends with it
-            _, status = os.waitpid(pid, 0)
+        while (ended := _reaped()) is not None:
+            pid, status = ended
             kill_children(spared=self._monitors.keys() - {pid})
             self._killed.discard(pid)
             monitor = self._monitors.pop(pid, None)
@@ -207,12 +214,23 @@ class _Server:
                     monitor.sendall(str(os.waitstatus_to_exitcode(status)).encode())
 
 
-def _ended_child() -> int | None:
+def _reaped() -> tuple[int, int] | None:
+    """Reap a child that has ended, and kill what it leaves in its group; return its id and status, or None."""
     try:
+        if not _can_look_at_ended:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return None
+            with suppress(PermissionError, ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # while someone is in the group, its id is no one else's
+            return pid, status
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return None
-    return None if ended is None else ended.si_pid
+    if ended is None:
+        return None
+    _kill(ended.si_pid)  # while it is unreaped, its id is no one else's: what it started ends with it
+    return os.waitpid(ended.si_pid, 0)
 
 
 def _lead_group(pid: int) -> None:

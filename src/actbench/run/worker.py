@@ -161,8 +161,10 @@ def limit_memory(most_bytes: int | None = None) -> None:
     """Make allocations that the machine cannot serve fail here, before the kernel kills something for them.
 
     Limited are the process's data, not its address space, of which libraries reserve far more than they use: what it
-    has and ``most_bytes`` more, or all that is free.
+    has and ``most_bytes`` more, or all that is free. Only Linux counts them: macOS has no such limit.
     """
+    if sys.platform != "linux":
+        return
     limit = _data_bytes() + (available_memory_bytes() if most_bytes is None else most_bytes)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
@@ -178,8 +180,6 @@ def map_large_blocks() -> None:
 
 
 def _data_bytes() -> int:
-    if sys.platform != "linux":
-        return 0
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmData:"))
 
