@@ -35,7 +35,7 @@ _MARGIN_SECONDS: Final = 5.0
 """Time that is left of --timeout when what follows a run has ended."""
 
 _STEPS: Final = 3
-"""Steps of a trial of a whole run, the second of which has the largest batch."""
+"""Steps of a trial of a whole run, of which an early one has the largest batch."""
 
 
 class Session(bench.Session):
@@ -78,15 +78,26 @@ class Session(bench.Session):
         return found.model_copy(update={"expected_bytes": run_bytes(simulated)})
 
     def _remedied(self, found: Measurement, advised: Advised, limit: float) -> Advised:
-        """Return the advice with the numbers of the first scheme worth trying that can be simulated."""
+        """Return the advice with the numbers of the first scheme worth trying that can be simulated.
+
+        Of a whole run that is steps and saves, a few steps tell: the first of them has the largest batch.
+        """
+        script, saves = self.script, [each for each in found.events if not each.is_step]
+        if script.whole and found.growth is None and all(each.part == "save" for each in saves):
+            script = script.model_copy(update={"steps": _STEPS})
+        else:
+            saves = []
         for each in suggestions(found)[:_TRIES]:
             self.said(f"with {each.scheme}")
-            other = bench.Session(self.case.model_copy(update={"scheme": each.scheme}), timeline=False)
+            other = bench.Session(
+                self.case.model_copy(update={"scheme": each.scheme, "script": script}), timeline=False
+            )
             simulated = forked(_silent(other.run_as_it_is), min(limit, self._left()))
             if isinstance(simulated, Failure):
                 if simulated.reason == "timeout":
                     return advised.model_copy(update={"is_slow": True})
                 continue
+            simulated = simulated.model_copy(update={"events": (*simulated.events, *saves)})
             if run_bytes(simulated) >= run_bytes(found):
                 continue
             worst = simulated.worst
