@@ -14,7 +14,7 @@ then again.
 
 Of a source, a table has ``repository``, ``commit``, ``card``, ``command`` (what follows ``actbench``), ``environment``,
 ``tokens`` or ``text`` (where data is made), ``folders`` (made, empty), and ``script_in_log``: a path is that of a log
-which begins with the script. ``program`` names a file beside the table which is run in place of a script that needs
+which begins with the script; ``note`` is said of all its rows. ``program`` names a file beside the table which is run in place of a script that needs
 the network; the script's path is its first argument. Of a script a table has ``name``, ``path``, ``folder`` (where one
 of a log is put, if it looks for data beside its folder), ``options`` (more of ``actbench``), ``arguments``, ``torch``
 (what its authors ran), ``allocated_mib`` and ``reserved_mib`` (their peaks), ``reason`` (why the figures differ) or
@@ -205,6 +205,8 @@ def _section(source: str, table: Table) -> Iterator[str]:
     found = results(source)
     yield f"\n## {source}\n"
     yield f"{table['repository']} at {table['commit'][:12]}, {table['card']}: `actbench {table['command']}`.\n"
+    if "note" in table:
+        yield f"{table['note']}\n"
     yield "| Script | Torch | Allocated, MiB | Simulated | Error | Reserved, MiB | Simulated | Error | Seconds | Why |"
     yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
     for script in (each for each in table["script"] if "left_out" not in each):
