@@ -58,7 +58,10 @@ def test_a_script_that_does_not_fit_lacks_so_much(make_record: MakeRecord) -> No
     assert "at most 30.00 GiB" in bound[0]
 
     both = told(make_record, peak_bytes=30 * GIB, over_limit_bytes=6 * GIB, at_most=("why",), expected_bytes=20 * GIB)
-    assert "a step needs at most 30.00 GiB (expected 20.00 GiB) of the 24.00 GiB" in both[0]
+    assert "is expected to fit on rtx-4090: a step needs at most 30.00 GiB (expected 20.00 GiB)" in both[0]
+    assert both[0].endswith("of what is expected 4.00 GiB are to spare.")
+    over = told(make_record, peak_bytes=30 * GIB, over_limit_bytes=6 * GIB, at_most=("why",), expected_bytes=25 * GIB)
+    assert over[0].startswith("train.py is expected not to fit")
 
     own = told(make_record, limit=GIB, memory_limit_bytes=GIB, over_limit_bytes=9 * GIB)
     assert own[0].endswith("does not fit within the limit: a step needs 10.00 GiB of 1.00 GiB; 9.00 GiB are missing.")
@@ -317,6 +320,9 @@ def test_a_whole_run_is_told_by_its_worst_part(make_record: MakeRecord) -> None:
     assert f"{line} records gradients" in free_of_graphs[0]
     both = told(make_record, events=(step,), at_most=("why",), expected_bytes=7 * GIB)
     assert "its largest step needs at most 11.00 GiB (expected 7.00 GiB) of the 24.00 GiB" in both[0]
+    failing = step.model_copy(update={"peak_bytes": 30 * GIB, "over_limit_bytes": 6 * GIB})
+    spared = told(make_record, events=(failing,), at_most=("why",), expected_bytes=20 * GIB)
+    assert "is expected to fit on rtx-4090 in all parts of its run: its largest step needs at most 30.00" in spared[0]
 
 
 def test_schemes_are_suggested_for_a_run_only_where_a_step_needs_most(make_record: MakeRecord) -> None:

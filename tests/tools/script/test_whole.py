@@ -103,6 +103,11 @@ with torch.no_grad():
     "meets its longest batch late": """
 for x in loader(160, longest=256): step(x)
 """,
+    "accumulates, and meets its longest batch late": """
+for i, x in enumerate(loader(320, longest=256)):
+    model(x.cuda()).pow(2).mean().backward()
+    if i % 4 == 3: optimizer.step(); optimizer.zero_grad()
+""",
     "evaluates a longest batch": """
 for epoch in range(2):
     model.train()
@@ -180,21 +185,27 @@ for epoch in range(2):
 """,
 }
 
-QUICK = ("keeps outputs", "meets its longest batch late", "joins scores", "resumes twice as large")
+QUICK = (
+    "keeps outputs",
+    "meets its longest batch late",
+    "accumulates, and meets its longest batch late",
+    "joins scores",
+    "resumes twice as large",
+)
 RESUMES = ("loads a second copy", "resumes twice as large")
 GROWS = ("keeps outputs", "sums losses with graphs")
 
-Run = Callable[[str, str], Measurement]
+Run = Callable[..., Measurement]
 
 
 @pytest.fixture
 def whole(tmp_path: Path, outcome: Callable[[Case], Measurement | Failure]) -> Run:
-    """Return what runs a script of this text whole, for real on the CPU or on a simulated one."""
+    """Return what runs a script of this text whole, or so many steps, for real on the CPU or on a simulated one."""
 
-    def ran(text: str, meter: str) -> Measurement:
+    def ran(text: str, meter: str, steps: int | None = None) -> Measurement:
         file = tmp_path / "train.py"
         file.write_text(text.replace("FILE", str(tmp_path / "state.pt")))
-        script = Script(target=str(file), whole=True)
+        script = Script(target=str(file), whole=True, steps=steps)
         profile = "cpu" if meter == "simulated" else None
         found = outcome(
             Case.model_validate(
@@ -238,6 +249,14 @@ def test_all_parts_of_a_run_need_what_they_need_for_real(model: str, ending: str
     assert (simulated.growth is None) == (real.growth is None) == (ending not in GROWS)
     if real.growth is not None and simulated.growth is not None:
         assert simulated.growth.step_bytes == pytest.approx(real.growth.step_bytes, rel=0.01)
+
+
+def test_so_many_steps_of_a_run_are_traced_for_real(whole: Run) -> None:
+    text = (BEGIN + ENDINGS["keeps outputs"]).replace("{inner}", MODELS["perceptron"])
+    found = whole(text, "cpu", steps=9)
+
+    assert {event.part: event.count for event in found.events} == {"first step": 1, "step": 8}
+    assert found.growth is not None
 
 
 TRAINER = """

@@ -142,7 +142,8 @@ class RealRun(TimedRun):
 
     def _finish(self) -> None:
         super()._finish()
-        if self._whole is not None and self._held is not None:
+        # nothing was traced after --steps
+        if self._whole is not None and self._held is not None and not self.ending.has_begun:
             self._whole.finish()
 
     def _note(self, text: str) -> None:

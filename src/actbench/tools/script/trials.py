@@ -11,7 +11,6 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import NoReturn
 
 from pydantic import TypeAdapter
@@ -85,7 +84,13 @@ def _answer(run: Callable[[Finish], Measurement], sending: int) -> NoReturn:
                 stream.flush()
         os._exit(0)
 
-    os.register_at_fork(after_in_child=partial(os.close, sending))  # else a child of the script keeps the answer open
+    answered = [sending]
+
+    def let_go() -> None:
+        while answered:  # once: a child of a child may have another file by this number
+            os.close(answered.pop())
+
+    os.register_at_fork(after_in_child=let_go)  # else a child of the script keeps the answer open
     try:
         finish(run(finish))
     except BaseException as error:  # whatever a script does is an outcome of its trial

@@ -78,7 +78,16 @@ def _fits(record: MeasuredRecord, measured: Measurement) -> str:
         fits = "may not fit" if measured.at_most else "does not fit"
         if not measured.at_most and over <= CONTEXT_BYTES and _is_whole_card(record):  # contexts differ
             fits = "will probably not fit"
+        if (spare := _expected_spare(measured, limit)) is not None:
+            fits = "is expected to fit" if spare >= 0 else "is expected not to fit"
+            ending = f"of what is expected {format_bytes(spare)} are to spare" if spare >= 0 else f"{left} are missing"
     return f"{what} {fits} {_where(record, limit)}: {needs} of {_room(record, limit)}; {ending}."
+
+
+def _expected_spare(measured: Measurement, limit: int) -> int | None:
+    """Return what is left beside the expected bytes, below 0 if they are too many; None where none are expected."""
+    expected = measured.expected_bytes
+    return None if not measured.at_most or expected is None else limit - expected
 
 
 def _where(record: MeasuredRecord, limit: int) -> str:
@@ -109,8 +118,13 @@ def _survives(record: MeasuredRecord, measured: Measurement) -> str:
         left = format_bytes(max(0, limit - worst.needed_bytes))
         where = _where(record, limit)
         return f"{_what(record)} fits {where} in all parts of its run: {needed} of {room}; {left} are to spare."
-    first = failing[0]
+    first, spare = failing[0], _expected_spare(measured, limit)
+    if spare is not None and spare >= 0:
+        fits = f"{_what(record)} is expected to fit {_where(record, limit)} in all parts of its run"
+        return f"{fits}: {needed} of {room}; of what is expected {format_bytes(spare)} are to spare."
     may = "may run" if measured.at_most else "runs"
+    if spare is not None:
+        may = "is expected to run"
     what = "" if first is worst else f"; {needed}"
     first_needs = format_bytes(first.needed_bytes)
     if first is worst:

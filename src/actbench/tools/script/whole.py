@@ -185,7 +185,7 @@ class Whole:
             self.epoch_steps = None if whole is None else max(ran, round(whole * ran / given))
 
     def _largest_early(self, batches: Iterator[Any], load: Callable[[Any], Any], count: int | None) -> Iterator[Any]:
-        """Return the batches with the largest one where the first step with optimizer state takes it."""
+        """Return the batches with the largest one as the first that is asked for once there is optimizer state."""
         ahead: list[Any] = []
         sizes: list[int] = []
         until = time.monotonic() + _SCAN_SECONDS
@@ -203,9 +203,24 @@ class Whole:
                     f"{_SCAN_SECONDS:.0f} s"
                 )
                 break
-        if len(sizes) > self._began + 1:
-            ahead.insert(self._began, ahead.pop(max(range(1, len(sizes)), key=sizes.__getitem__)))
-        return itertools.chain(ahead, batches)
+        largest = ahead.pop(max(range(1, len(sizes)), key=sizes.__getitem__)) if len(sizes) > 1 else None
+        return self._with_largest(largest, itertools.chain(ahead, batches))
+
+    def _with_largest(self, largest: Any, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield batches, and the largest one after as many steps as there are without optimizer state.
+
+        Where a step takes several batches, it is not the first of one: gradients of those before it are alive then.
+        """
+        due: int | None = None
+        for given, batch in enumerate(batches):
+            if due is None and len(self._steps.done) >= self._began:
+                due = given + 1 if given > self._began else given
+            if largest is not None and due is not None and given >= due:
+                yield largest
+                largest = None
+            yield batch
+        if largest is not None:
+            yield largest
 
     def _begin(self, part: RunPart) -> Span:
         self._open = Span(part, self._line(), self._steps.now())
