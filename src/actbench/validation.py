@@ -82,6 +82,8 @@ def _written(location: Location, data: Any) -> Location:
 def _problem(detail: ErrorDetails, location: Location, sections: Mapping[str, type[BaseModel]]) -> str:
     found = detail["input"]
     match detail["type"]:
+        case "missing" if location and location[-1] in sections:
+            return f"is missing: write a section [{location[-1]}], as those in 'actbench recipes quickstart'"
         case "missing":
             return "is missing"
         case "extra_forbidden":

@@ -35,10 +35,11 @@ def test_the_verdict_is_one_sentence_on_what_works_and_what_mends_the_rest(name:
     assert told in verdict(checks)
 
 
-def test_doctor_ends_with_its_verdict(cli: Any) -> None:
+def test_doctor_begins_and_ends_with_its_verdict(cli: Any) -> None:
     from actbench.cli.doctor import examine
 
-    assert cli("doctor").out.splitlines()[-1] == verdict(examine())
+    first, *_, last = cli("doctor").out.splitlines()
+    assert first == last == verdict(examine())
 
 
 def test_doctor_has_a_row_for_each_extra(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,12 @@ def listed(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_devices_lists_every_profile_with_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [line.split() for line in listed("devices", capsys=capsys).splitlines()[1:]]
 
-    assert [words[0] for words in lines] == profiles.profile_names()
-    assert next(words for words in lines if words[0] == "rtx-4090")[1:] == ["23.64", "GiB", "8.9", "CUDA", "est."]
+    assert sorted(words[0] for words in lines) == sorted(profiles.profile_names())
+    found = {words[0]: words[1:] for words in lines}
+    assert found["rtx-4090"] == ["23.64", "GiB", "8.9", "CUDA", "est.", "desktop"]
+    assert found["t4"][-3:] == ["data", "centre", "colab"]
+    kinds = [words[6] for words in lines if words[0] in ("rtx-4060", "rtx-5090", "rtx-a6000", "t4", "h200")]
+    assert kinds == ["desktop", "desktop", "workstation", "data", "data"]
 
 
 def test_devices_finds_a_part_of_a_name_and_refuses_what_none_has(capsys: pytest.CaptureFixture[str]) -> None:

@@ -77,7 +77,7 @@ def test_a_case_that_fails_now_breaks_a_limit(make_record: MakeRecord) -> None:
     found = checked([make_record()], [make_record(failure="too much")], "peak:5%")
 
     assert found.violations == (
-        "peak:5%: tiny, exact, batch 8 (simulated): was measured before and is not now (out-of-memory)",
+        "peak:5%: tiny, exact, batch 8 (simulated): has a value before, and now: out-of-memory",
     )
     assert found.table.rows[0]["status_after"] == "out-of-memory"
 
@@ -88,15 +88,17 @@ def test_a_case_that_was_not_run_again_breaks_the_limit(make_record: MakeRecord)
     (violation,) = checked(before, [make_record()], "peak:5%").violations
 
     assert "tiny, a, batch 8" in violation
-    assert "not in the second file" in violation
+    assert "missing from the second file" in violation
 
 
 def test_a_limit_that_nothing_was_held_to_does_not_hold(make_record: MakeRecord) -> None:
-    nothing = "no case of the two files could be checked"
+    nothing = "cannot be checked: no row has a value"
+    estimates = "cannot be checked: these rows are simulated, and estimates are not compared"
 
-    assert checked([], [make_record("a")], "peak:5%").violations == (f"peak:5%: {nothing}",)
-    assert checked([make_record()], [make_record()], "throughput:5%").violations == (f"throughput:5%: {nothing}",)
     assert checked([], [], "peak:>1GiB").violations == (f"peak:>1GiB: {nothing}",)
+    assert checked([make_record()], [make_record()], "throughput:5%").violations == (f"throughput:5%: {estimates}",)
+    measured = make_record(meter="cpu")
+    assert checked([measured], [measured], "throughput:5%").violations == (f"throughput:5%: {nothing}",)
 
 
 def test_machines_of_one_set_are_compared_each_with_itself(make_record: MakeRecord) -> None:

@@ -196,7 +196,9 @@ def doctor() -> None:
     marks = {"ok": "[green]ok[/]", "optional": "[yellow]–[/]", "missing": "[red]missing[/]"}
     for check in checks:
         table.add_row(marks[check.verdict], escape(check.name), escape(check.found), escape(check.advice))
+    told = verdict(checks)
+    console().print(told, markup=False, soft_wrap=True)
     console().print(table)
-    console().print(verdict(checks), markup=False, soft_wrap=True)
+    console().print(told, markup=False, soft_wrap=True)  # which is what is on the screen in the end
     if any(check.verdict == "missing" for check in checks):
         raise Exit(1)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from actbench.cli.app import argument, command
 from actbench.cli.printing import console, plain_table
 from actbench.errors import UsageError
+from actbench.model.declared import other_names
 from actbench.plugins import OURS, installed
 from actbench.units import format_bytes
 
@@ -82,6 +83,16 @@ def recipes(
     console().print(table)
 
 
+_KINDS_OF_DEVICES: Final = ("any", "desktop", "workstation", "data centre")
+
+
+def _kind_of_device(name: str) -> str:
+    """Return what a device is made for, which NVIDIA's names tell: RTX A6000 and RTX 6000 are no GeForce."""
+    if name in ("cpu", "cuda-16gib"):
+        return "any"
+    return "data centre" if not name.startswith("rtx-") else "workstation" if name.startswith("rtx-a") else "desktop"
+
+
 @command(rank=160)
 def devices(
     pattern: Annotated[str | None, argument("PATTERN", "Show only devices whose name contains this.")] = None,
@@ -90,20 +101,21 @@ def devices(
 
     Memory is the number in torch's out-of-memory messages for such a card: less than the nominal size. The driver takes
     its share from that number. `--memory-limit 8GiB` sets another limit. For devices marked est. the time of a step is
-    estimated too. Names may be written as they are spoken: RTX 4090, h100, colab.
+    estimated too. Names may be written as they are spoken, RTX 4090 or 4090, and some devices have others (also).
 
     Examples: actbench devices · actbench measure roberta-base --device-profile rtx-4090
     """
     from actbench.simulator import profiles
 
-    table = plain_table("device profile", "memory", "compute capability", "operators of", "time")
-    for profile in profiles.profiles():
-        if pattern is None or pattern.lower() in profile.name:
-            capability = "–" if profile.compute_capability is None else "{}.{}".format(*profile.compute_capability)
-            operators = "CUDA" if profile.is_cuda else "this CPU"
-            usual = " (default)" if profile.name == profiles.DEFAULT else ""
-            time = "–" if profile.rates is None else "est."
-            table.add_row(profile.name + usual, format_bytes(profile.memory_bytes), capability, operators, time)
+    table = plain_table("device profile", "memory", "compute capability", "operators of", "time", "kind", "also")
+    found = [each for each in profiles.profiles() if pattern is None or pattern.lower() in each.name]
+    for profile in sorted(found, key=lambda each: _KINDS_OF_DEVICES.index(_kind_of_device(each.name))):
+        capability = "–" if profile.compute_capability is None else "{}.{}".format(*profile.compute_capability)
+        operators = "CUDA" if profile.is_cuda else "this CPU"
+        usual = " (default)" if profile.name == profiles.DEFAULT else ""
+        time, kind = "–" if profile.rates is None else "est.", _kind_of_device(profile.name)
+        memory, also = format_bytes(profile.memory_bytes), ", ".join(other_names(profile.name))
+        table.add_row(profile.name + usual, memory, capability, operators, time, kind, also)
     if not table.row_count:
         raise UsageError(f"no device profile's name contains {pattern!r}; 'actbench devices' lists all")
     console().print(table)

@@ -234,15 +234,19 @@ def _checks(limit: Limit, pairs: Sequence[Pair], names: Sequence[str]) -> Iterat
             continue
         checked += 1
         if value is None:
-            why = "it is not in the second file" if pair.after is None else STATUS.compute(pair.after) or "no value"
-            yield Check(limit.text, name, f"was measured before and is not now ({why})")
+            now = None if pair.after is None else STATUS.compute(pair.after) or "no value"
+            lacks = "missing from the second file" if now is None else f"has a value before, and now: {now}"
+            yield Check(limit.text, name, lacks)
             continue
         broken = limit.broken_by(earlier, value)
         checked -= broken is None
         told = f"{_shown(column, earlier)} before, {_shown(column, value)} now" if broken else ""
         yield Check(limit.text, name, told, is_new=broken is None)
     if not checked:
-        yield Check(limit.text, "", "no case of the two files could be checked")
+        both = [entry for pair in pairs for entry in (pair.before, pair.after) if entry is not None]
+        are_simulated = both and all(getattr(entry.record.case, "meter", "") == "simulated" for entry in both)
+        why = "these rows are simulated, and estimates are not compared" if are_simulated else "no row has a value"
+        yield Check(limit.text, "", f"cannot be checked: {why}")
 
 
 def _name(entry: Entry, settings: Sequence[Column[Entry]], several: bool) -> str:

@@ -224,16 +224,29 @@ def test_holders_of_one_line_are_one_and_the_smallest_are_summed_up(make_record:
     assert list(script_tables(make_record(failure="no").outcome)) == []
 
 
-def test_blocks_that_hold_the_same_bytes_are_one_row(make_record: MakeRecord) -> None:
-    timeline = held(*[("saved", "aten::mm", GIB, None)] * 3, ("saved", "aten::mm", 2 * GIB, None))
-    names = ("net.blocks.0.mlp", "net.blocks.1.mlp", "net.blocks.2", "net.blocks.3.mlp")
+@pytest.mark.parametrize(
+    ("held_by", "expected"),
+    [
+        (
+            {"net.blocks.0.mlp": 1, "net.blocks.1.mlp": 1, "net.blocks.2": 1, "net.blocks.3.mlp": 2},
+            {"net.blocks.*.mlp": 2, "net.blocks.3.mlp": 2, "net.blocks.2": 1},
+        ),
+        (
+            {f"blocks.{i}": 1 if i in (0, 1, 2, 5) else 2 for i in range(6)},
+            {"blocks.0-2,5": 4, "blocks.3-4": 4},
+        ),
+    ],
+)
+def test_blocks_that_hold_the_same_bytes_are_one_row(
+    make_record: MakeRecord, held_by: dict[str, int], expected: dict[str, int]
+) -> None:
+    timeline = held(*[("saved", "aten::mm", amount * GIB, None) for amount in held_by.values()])
     holders = tuple(
-        each.model_copy(update={"module": name}) for each, name in zip(timeline.holders, names, strict=True)
+        each.model_copy(update={"module": name}) for each, name in zip(timeline.holders, held_by, strict=True)
     )
     (table,) = script_tables(make_record(timeline=timeline.model_copy(update={"holders": holders})).outcome)
 
-    rows = {row["name"]: row["held_bytes"] for row in table.rows}
-    assert rows == {"net.blocks.*.mlp": 2 * GIB, "net.blocks.3.mlp": 2 * GIB, "net.blocks.2": GIB}
+    assert {row["name"]: row["held_bytes"] // GIB for row in table.rows} == expected
 
 
 def test_a_table_of_holders_has_its_kinds_at_100_columns(make_record: MakeRecord) -> None:

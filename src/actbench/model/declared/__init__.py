@@ -6,6 +6,7 @@ from actbench.model.declared.names import (
     device_named,
     device_names,
     model_names,
+    other_names,
     unknown_model,
 )
 from actbench.model.declared.schemes import check_scheme, spelled
@@ -17,6 +18,7 @@ __all__ = [
     "device_named",
     "device_names",
     "model_names",
+    "other_names",
     "spelled",
     "unknown_model",
 ]

@@ -78,6 +78,11 @@ def device_names() -> list[str]:
     return ["cpu", *_table("simulator/devices.toml")]
 
 
+def other_names(device: str) -> tuple[str, ...]:
+    """Return the other names of a device profile that :func:`device_named` takes."""
+    return tuple(_table("simulator/devices.toml").get(device, {}).get("also", ()))
+
+
 def model_names() -> list[str]:
     """Return the names of models that need neither a folder nor the hub."""
     return _models()[0]

@@ -52,7 +52,7 @@ class Fitted:
         if self.alike:
             lines.append(f"All rows: {', '.join(f'{title.lower()} {value}' for title, value in self.alike.items())}.")
         if self.left_out:
-            lines.append(f"Hidden for lack of space: {', '.join(self.left_out)}.")
+            lines.append(f"Hidden for lack of space: {', '.join(self.left_out)} (widen the window, or --columns).")
         return lines
 
 

@@ -59,7 +59,7 @@ def _parse_part(part: str, whole: str) -> tuple[int, ...]:
         raise UsageError(f"{whole}: a size is at least 1")
     match = _RANGE.fullmatch(part)
     if match is None:
-        raise UsageError(f"{whole}: {part!r} is neither a size, such as 8, nor a range, such as 8-32+8 or 8-512*2")
+        raise UsageError(f"{whole}: {part!r} is neither a number (8) nor a range (8-32+8, 8-512*2); a list has commas")
     first, last, step = int(match[1]), int(match[2]), int(match[4])
     if not 0 < first <= last:
         raise UsageError(f"{whole}: a range begins at 1 or more and ends at its beginning or after it")

@@ -151,7 +151,10 @@ def _holders(how: str, named: _Named, timeline: Timeline) -> Table:
 
 
 def _equal_blocks(alike: dict[str | None, list[Holder]]) -> dict[str | None, list[Holder]]:
-    """Return holders by module, with one name for blocks that hold the same bytes: ``blocks.*``."""
+    """Return holders by module, with one name for blocks that hold the same bytes: ``blocks.*``.
+
+    Where blocks of one pattern hold two amounts or more, each has its numbers: ``blocks.0-3``, ``blocks.1,4``.
+    """
     equal: dict[tuple[str, int], list[str]] = {}
     for name, holders in alike.items():
         if name is not None:
@@ -160,11 +163,27 @@ def _equal_blocks(alike: dict[str | None, list[Holder]]) -> dict[str | None, lis
     shared = Counter(pattern for (pattern, _), names in equal.items() if len(names) > 1)
     found: dict[str | None, list[Holder]] = {}
     for (pattern, _), names in equal.items():
-        if len(names) == 1 or shared[pattern] > 1 or pattern in alike:
+        if len(names) == 1 or pattern in alike:
             found.update({name: alike[name] for name in names})
-        else:
-            found[pattern] = [holder for name in names for holder in alike[name]]
+            continue
+        name = pattern if shared[pattern] == 1 else _numbered(pattern, names)
+        found[name] = [holder for name in names for holder in alike[name]]
     return found
+
+
+def _numbered(pattern: str, names: Sequence[str]) -> str:
+    """Return a pattern of names with their numbers in it, if it has one place for them; else with the first number."""
+    if pattern.count("*") != 1:
+        return f"{names[0]} and {len(names) - 1} more"
+    numbers = sorted(int(re.findall(r"(?<![^.])\d+(?![^.])", name)[0]) for name in names)
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    shown = ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return pattern.replace("*", shown)
 
 
 def _held(name: str, holders: Sequence[Holder], timeline: Timeline) -> _Held:
