@@ -14,11 +14,11 @@ then again.
 
 Of a source, a table has ``repository``, ``commit``, ``card``, ``command`` (what follows ``actbench``), ``environment``,
 ``tokens`` or ``text`` (where data is made), ``folders`` (made, empty), and ``script_in_log``: a path is that of a log
-which begins with the script; ``note`` is said of all its rows. ``program`` names a file beside the table which is run in place of a script that needs
-the network; the script's path is its first argument. Of a script a table has ``name``, ``path``, ``folder`` (where one
-of a log is put, if it looks for data beside its folder), ``options`` (more of ``actbench``), ``arguments``, ``torch``
-(what its authors ran), ``allocated_mib`` and ``reserved_mib`` (their peaks), ``reason`` (why the figures differ) or
-``left_out`` (why it is not run).
+which begins with the script; ``note`` is said of all its rows. ``program`` names a file beside the table which is run
+in place of a script that needs the network; the script's path is its first argument. Of a script a table has ``name``,
+``path``, ``folder`` (where one of a log is put, if it looks for data beside its folder), ``options`` (more of
+``actbench``), ``arguments``, ``torch`` (what its authors ran), ``allocated_mib`` and ``reserved_mib`` (their peaks),
+``reason`` (why the figures differ) or ``left_out`` (why it is not run).
 
 ``seed`` draws a third of a source's scripts, without those marked ``seen``, before any of them is run: their errors
 are reported apart, and nothing is changed after a look at them.
