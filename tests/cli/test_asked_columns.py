@@ -58,7 +58,9 @@ WITHOUT: dict[str, str] = {
     **dict.fromkeys(("--target-length", "--packed", "--image-size", "--dtype", "--autocast", "--optimizer"), SETTING),
     **dict.fromkeys(("--task", "--attention", "--weights", "--seed", "--device-profile", "--torch-era"), SETTING),
     "--no-workspaces": SETTING,
-    **dict.fromkeys(("--trust-remote-code", "--trust-recipe", "--jobs", "--timeout", "--force", "--retry-failed"), HOW),
+    **dict.fromkeys(
+        ("--trust-remote-code", "--trust-recipe", "--jobs", "--timeout", "--force", "--retry-failed", "--live"), HOW
+    ),
     **dict.fromkeys(("--cluster", "--gpus-per-case", "--resources", "--quiet", "--verbose", "--module"), HOW),
     **dict.fromkeys(("--budget", "--raise-oom", "--dry-run"), HOW),
     **dict.fromkeys(("--gelu-bits", "--activation-bits", "--linear", "--base"), TOGETHER),

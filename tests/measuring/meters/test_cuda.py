@@ -183,6 +183,7 @@ def test_what_fills_the_peak_is_known_in_the_step_of_the_optimizer(monkeypatch: 
         "gradients_bytes": weights,
         "optimizer_bytes": 0,
         "activation_bytes": 0,
+        "engine_bytes": 0,
         "cache_bytes": 0,
         "batch_bytes": 200 - weights,
         "kept_bytes": 0,
