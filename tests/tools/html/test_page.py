@@ -95,6 +95,17 @@ def page_of(records: list[MeasuredRecord], title: str = "Results") -> Page:
     return Page(html_page(tables.report_tables(records, title), title, measured.beside_measured(records)))
 
 
+def test_largest_batches_that_were_asked_for_have_a_chart(make_record: MakeRecord) -> None:
+    title = "The largest batch"
+    records = [make_record(largest_batch=40), make_record("a", largest_batch=64), make_record("b")]
+    assert [(row["name"], row["largest_batch"]) for row in values_of(page_of(records), title)] == [
+        ("exact", 40),
+        ("a", 64),
+    ]
+    pictures = page_of(timed(make_record)).data["groups"][0]["pictures"]
+    assert title not in [picture["title"] for picture in pictures]
+
+
 def values_of(page: Page, title: str) -> list[Any]:
     [picture] = [picture for picture in page.data["groups"][0]["pictures"] if picture["title"] == title]
     found: list[Any] = picture["spec"]["data"]["values"]
@@ -257,6 +268,13 @@ def test_runs_have_learning_curves_with_the_spread_of_their_seeds(make_run: Make
     assert loss[0]["high"] - loss[0]["value"] == pytest.approx(math.sqrt(2))
     assert [value["value"] for value in values_of(page, "Accuracy on the validation set")] == pytest.approx([0.85] * 2)
     assert [page.data["texts"][row["Seeds"]] for row in page.data["rows"]] == ["0, 1"] * 2
+
+
+def test_a_page_opens_with_the_group_that_was_asked_for_first() -> None:
+    first, richer = Group("asked", (Picture("t", "a", {}),)), Group("other", (Picture("t", "a", {}),) * 2)
+
+    assert [group.name for group in shown([Group("empty", ()), first, richer])] == ["asked", "other"]
+    assert {group.name for group in shown([first, *[richer] * MOST_GROUPS])} == {"other"}, "with the fewest charts"
 
 
 def test_a_page_of_very_many_groups_draws_the_first_and_says_so() -> None:

@@ -278,6 +278,21 @@ def stacked_bars(parts: Values, colours: Mapping[str, str], scale: Scale, limit:
     return Picture("The peak by kind", f"What is allocated at the peak, by kind.{far}", spec, wide=True)
 
 
+def largest_batches(rows: Values) -> Picture:
+    """Return a bar for each row as long as its largest batch."""
+    names = [row["name"] for row in rows]
+    labels = {"labelLimit": {"expr": "label_limit"}, "ticks": False, "domain": False, "labelPadding": 8}
+    place = {
+        "y": nominal("name", sort=names, title=None, axis=labels),
+        "x": axis("largest_batch", "rows", scale={"zero": True}),
+        "tooltip": tooltip(name="scheme", largest_batch="largest batch"),
+    }
+    number = {**place, "text": nominal("largest_batch")}
+    bars, numbers = layer("bar", place, height={"band": 0.78}, color=ACCENT), layer("text", number, align="left", dx=4)
+    spec = chart(rows, bars, numbers, height=_BAR * len(names))
+    return Picture("The largest batch", "How many rows of a batch fit; with one more a step does not.", spec, wide=True)
+
+
 COLOURS: dict[Kind, str] = {
     "weights": "#5b7fa6",
     "gradients": "#dfa551",

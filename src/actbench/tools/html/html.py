@@ -70,14 +70,20 @@ def beside(groups: Iterable[Group], rows: Sequence[Row], details: Callable[[Row]
 
 
 def shown(groups: Iterable[Group]) -> tuple[Group, ...]:
-    """Return the groups for a page, those with the most charts first; no others are held meanwhile."""
-    drawn: list[Group] = []
+    """Return the groups for a page, which opens with the first that was asked for; no others are held meanwhile.
+
+    Of more groups than a page takes, those with the fewest charts are left out.
+    """
+    ranked: list[tuple[int, Group]] = []
     left_out = 0
-    for group in groups:
+    for place, group in enumerate(groups):
         if group.pictures:
-            drawn = sorted([*drawn, group], key=lambda each: -len(each.pictures))  # of equal ones the first stays
-            left_out += len(drawn) > MOST_GROUPS
-            del drawn[MOST_GROUPS:]
+            ranked = sorted(
+                [*ranked, (place, group)], key=lambda each: -len(each[1].pictures)
+            )  # of equal ones the first
+            left_out += len(ranked) > MOST_GROUPS
+            del ranked[MOST_GROUPS:]
+    drawn = [group for _, group in sorted(ranked, key=lambda each: each[0])]
     more = (f"{left_out} more groups of rows have no charts here: make a report of fewer records.",) * bool(left_out)
     return tuple(group._replace(remarks=(*group.remarks, *more)) for group in drawn)
 

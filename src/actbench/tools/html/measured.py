@@ -94,6 +94,7 @@ def _drawn(entries: Sequence[Entry]) -> tuple[tuple[Picture, ...], tuple[str, ..
     scale = charts.scale_of(max(row["peak_bytes"] for row in rows))
     timed = [row for row in rows if row["seconds"] is not None]
     wrong = [row for row in rows if row["gradient_error"] is not None]
+    asked = [row for row in rows if row["largest_batch"] is not None][:MOST_BARS]
     parts = [
         part for record, row in zip(records[:MOST_BARS], rows, strict=False) for part in _parts(record, row, scale)
     ]
@@ -104,6 +105,7 @@ def _drawn(entries: Sequence[Entry]) -> tuple[tuple[Picture, ...], tuple[str, ..
     pictures = (
         *([charts.memory_against_time(timed, scale, limit)] if len(timed) > 1 else []),
         *([charts.error_beside_memory(wrong, scale)] if len(wrong) > 1 else []),
+        *([charts.largest_batches(asked)] if len(asked) > 1 else []),
         *([charts.stacked_bars(parts, dict(KINDS.values()), scale, limit)] if parts else []),
         *charts.memory_over_steps(timelines[:MOST_TIMELINES]),
     )
@@ -145,6 +147,7 @@ def _row(entry: Entry) -> Json:
         "meter": record.case.meter,
         "source": source,
         "peak_bytes": measured.peak_bytes,
+        "largest_batch": measured.largest_batch,
         "peak_text": _text(entry, "peak_bytes", "bytes") + (f", {format_bytes(over)} over the limit" if over else ""),
         "fits": measured.fits,
         "frontier": False,
