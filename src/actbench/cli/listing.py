@@ -87,7 +87,7 @@ _KINDS_OF_DEVICES: Final = ("any", "desktop", "workstation", "data centre")
 
 
 def _kind_of_device(name: str) -> str:
-    """Return what a device is made for, which NVIDIA's names tell: RTX A6000 and RTX 6000 are no GeForce."""
+    """Return what a device is made for, which the names of cards tell: an RTX with a letter is no GeForce."""
     if name in ("cpu", "cuda-16gib"):
         return "any"
     return "data centre" if not name.startswith("rtx-") else "workstation" if name.startswith("rtx-a") else "desktop"

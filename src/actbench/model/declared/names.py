@@ -91,8 +91,7 @@ def model_names() -> list[str]:
 @functools.cache
 def _devices() -> dict[str, str]:
     """Return the names of device profiles by each of their names, as :func:`_spelled` writes them."""
-    also = {name: table.get("also", ()) for name, table in _table("simulator/devices.toml").items()}
-    return {_spelled(each): name for name, others in {"cpu": (), **also}.items() for each in (name, *others)}
+    return {_spelled(each): name for name in device_names() for each in (name, *other_names(name))}
 
 
 def _spelled(text: str) -> str:

@@ -258,6 +258,10 @@ def _names(xy: Json, where: Json | None = None) -> Json:
 _BAR = 21  # pixels
 
 
+# on a narrow page labels are cut
+_ROW_NAMES: Json = {"labelLimit": {"expr": "label_limit"}, "ticks": False, "domain": False, "labelPadding": 8}
+
+
 def stacked_bars(parts: Values, colours: Mapping[str, str], scale: Scale, limit: int | None) -> Picture:
     """Return a bar for each row with the parts of its peak; ``colours`` gives the order of kinds, from the left."""
     totals: dict[str, float] = {}
@@ -265,10 +269,8 @@ def stacked_bars(parts: Values, colours: Mapping[str, str], scale: Scale, limit:
         totals[part["name"]] = totals.get(part["name"], 0) + part["bytes"]
     present = {kind: colour for kind, colour in colours.items() if any(part["kind"] == kind for part in parts)}
     rules, far = _limit("x", limit, max(totals.values()), scale, y=0, dy=-6, align="center")
-    # on a narrow page labels are cut
-    labels = {"labelLimit": {"expr": "label_limit"}, "ticks": False, "domain": False, "labelPadding": 8}
     encoding = {
-        "y": nominal("name", sort=list(totals), title=None, axis=labels),
+        "y": nominal("name", sort=list(totals), title=None, axis=_ROW_NAMES),
         "x": {"field": "drawn", "type": "quantitative", "stack": "zero", "title": f"peak ({scale.unit})"},
         "order": {"field": "order", "type": "quantitative"},
         "color": _by_kind(present, 22 if rules else 8),
@@ -281,9 +283,8 @@ def stacked_bars(parts: Values, colours: Mapping[str, str], scale: Scale, limit:
 def largest_batches(rows: Values) -> Picture:
     """Return a bar for each row as long as its largest batch."""
     names = [row["name"] for row in rows]
-    labels = {"labelLimit": {"expr": "label_limit"}, "ticks": False, "domain": False, "labelPadding": 8}
     place = {
-        "y": nominal("name", sort=names, title=None, axis=labels),
+        "y": nominal("name", sort=names, title=None, axis=_ROW_NAMES),
         "x": axis("largest_batch", "rows", scale={"zero": True}),
         "tooltip": tooltip(name="scheme", largest_batch="largest batch"),
     }

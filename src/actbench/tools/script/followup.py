@@ -80,7 +80,7 @@ class Session(bench.Session):
     def _remedied(self, found: Measurement, advised: Advised, limit: float) -> Advised:
         """Return the advice with the numbers of the first scheme worth trying that can be simulated.
 
-        Of a whole run that is steps and saves, a few steps tell: the first of them has the largest batch.
+        Of a whole run that is steps and saves, a few steps tell: an early one has the largest batch.
         """
         script, saves = self.script, [each for each in found.events if not each.is_step]
         if script.whole and found.growth is None and all(each.part == "save" for each in saves):

@@ -150,6 +150,10 @@ def _holders(how: str, named: _Named, timeline: Timeline) -> Table:
     return fill(f"The largest holders at the peak, {how}", _columns(named.title), shown)
 
 
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+"""A part of a module's path that is a number."""
+
+
 def _equal_blocks(alike: dict[str | None, list[Holder]]) -> dict[str | None, list[Holder]]:
     """Return holders by module, with one name for blocks that hold the same bytes: ``blocks.*``.
 
@@ -158,7 +162,7 @@ def _equal_blocks(alike: dict[str | None, list[Holder]]) -> dict[str | None, lis
     equal: dict[tuple[str, int], list[str]] = {}
     for name, holders in alike.items():
         if name is not None:
-            pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
+            pattern = _NUMBER.sub("*", name)
             equal.setdefault((pattern, sum(holder.held_bytes for holder in holders)), []).append(name)
     shared = Counter(pattern for (pattern, _), names in equal.items() if len(names) > 1)
     found: dict[str | None, list[Holder]] = {}
@@ -175,7 +179,7 @@ def _numbered(pattern: str, names: Sequence[str]) -> str:
     """Return a pattern of names with their numbers in it, if it has one place for them; else with the first number."""
     if pattern.count("*") != 1:
         return f"{names[0]} and {len(names) - 1} more"
-    numbers = sorted(int(re.findall(r"(?<![^.])\d+(?![^.])", name)[0]) for name in names)
+    numbers = sorted(int(_NUMBER.findall(name)[0]) for name in names)
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
