@@ -45,7 +45,7 @@ from actbench.methods.formats.ops.smaqstep.rules import adam_rule, sgd_rule
 from actbench.methods.randomized.ops import halves, matrix as sketch
 from actbench.ops import bitpack
 from actbench.ops.bitpack import packed_bytes
-from actbench.tools.calibrate.device import device_named, settle_heap
+from actbench.tools.calibrate.stopwatch import settle_heap
 from actbench.units import format_seconds
 
 Call = Callable[[], object]
@@ -403,7 +403,7 @@ def main() -> int:
     asked.operator = [name for each in asked.operator or FAMILIES for name in FAMILIES.get(each, (each,))]
     asked.size = asked.size or SIZES[asked.device]
     asked.dtype = asked.dtype or (["float32", "bfloat16"] if asked.device == "cuda" else ["float32"])
-    name = torch.cuda.get_device_name(device_named("cuda")) if asked.device == "cuda" else machine().processor
+    name = torch.cuda.get_device_name() if asked.device == "cuda" else machine().processor
     about = f"{machine().name}: {name}, {torch.get_num_threads()} threads, torch {torch.__version__}.\n"
     origin = {"command": shlex.join(sys.argv), "machine": machine(), "versions": versions(), "recorded_at": now()}
     rows: list[dict[str, Any]] = []

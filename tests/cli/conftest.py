@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -17,7 +16,6 @@ import pytest
 from actbench.machine import provenance
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
-from actbench.tools.calibrate.records import CalibrationReport, HostFound
 from actbench.tools.convert.report import ConversionReport
 from actbench.tools.train.records import Evaluation, Trained, TrainingCase
 
@@ -105,14 +103,14 @@ def small() -> tuple[Measurement, str, bytes]:
     return found, timelines.itemize_all(f"[{SMALL.model_dump_json()}]"), bench.snapshot(SMALL)
 
 
-def calibrated(device: str, *, command: str, **_: Any) -> Any:
-    from actbench.simulator.profiles import DeviceTable
+def calibrated(device: str, **_: Any) -> Any:
+    from actbench.simulator.profiles import DeviceTable, HostTable
+    from actbench.tools.calibrate.calibrate import Calibrated
 
-    host = HostFound(**dict.fromkeys(HostFound.model_fields, 1e-6))
-    rates = {"flops_per_second": {"fp32": 1e11}, "bandwidth": 2e10, "link": 1e10, "launch_seconds": 1e-6}
-    counts = {"device": device, "threads": 1, "timed": 0, "seconds": 1, "kinds": (), "recorded_at": "now"}
-    report = CalibrationReport(**rates, **counts, host=host, **provenance(command))
-    return SimpleNamespace(profile=DeviceTable(**PROFILE), report=report)
+    kinds = {"matmul": {"fp32": 0.9, "memory": 1, "ramp": 1}}
+    return Calibrated(
+        DeviceTable(**PROFILE, host=dict.fromkeys(HostTable.model_fields, 1), efficiencies=kinds), device, ()
+    )
 
 
 def trained(cases: Sequence[TrainingCase]) -> Iterator[tuple[TrainingCase, Trained]]:

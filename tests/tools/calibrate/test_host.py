@@ -1,43 +1,44 @@
-"""What the host needs is found where operators were measured, and what was not is told."""
+"""What the host needs for an operator is the time of a step beyond that of its operators and views."""
 
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 import torch
 
-from actbench.errors import MeasurementError
+from actbench.tools.calibrate import host as of_host, subjects
 from actbench.tools.calibrate.host import host_of
-from actbench.tools.calibrate.profile import Found, Key, found_in
-from actbench.tools.calibrate.stopwatch import Stopwatch
-from actbench.tools.calibrate.subjects import STEPS, stepping
+from actbench.tools.calibrate.subjects import ENCODER, NETWORK, Subject
 
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module")
-def of_images() -> dict[Key, Found]:
-    """Return what was measured in a step of the one model that has images."""
-    settings, batches = next(each for each in STEPS if "image_size" in each[0])
-    step = stepping(CPU, settings, "exact")(batches[0])
-    step()
-    watch = Stopwatch(CPU)
-    with watch:
-        step()
-    return found_in(watch.samples)
+def test_parts_of_a_step_and_packing_have_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(of_host, "SMALL", (ENCODER,))
+
+    host = host_of(CPU, ("fewbit:3",), time.perf_counter, [])
+
+    assert host.keys() == {"forward", "backward", "optimizer", "packing", "view", "listed"}
+    assert min(host.values()) > 0
+    assert max(host.values()) < 0.1  # seconds, of which no operator takes that many
 
 
-def test_a_model_with_operators_that_were_not_measured_is_left_out(of_images: dict[Key, Found]) -> None:
-    left_out: list[str] = []
+def test_a_scheme_that_fails_is_noted_and_packing_is_as_the_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[str] = []
 
-    host = host_of(CPU, of_images, time.perf_counter, left_out, [])
+    def broken(size: int) -> Any:
+        raise ZeroDivisionError("division by zero")
 
-    assert min(host.forward, host.backward, host.optimizer) > 0
-    assert [text.partition(" (")[0] for text in left_out] == ["the host on tiny-roberta", "the host on tiny-llama"]
-    assert all("embedding" in text and text.endswith("was not measured)") for text in left_out)
+    def stepping(device: torch.device, model: Any, spec: str) -> Subject:
+        known = subjects.stepping(device, model, "exact")
+        return known if spec == "exact" else known._replace(name="fewbit:3 on resnet18", step=broken)
 
+    monkeypatch.setattr(of_host, "SMALL", (NETWORK,))
+    monkeypatch.setattr(of_host, "stepping", stepping)
 
-def test_where_no_model_was_measured_more_time_is_asked_for() -> None:
-    with pytest.raises(MeasurementError, match="give a larger --budget"):
-        host_of(CPU, {}, time.perf_counter, [], [])
+    host = host_of(CPU, ("fewbit:3",), time.perf_counter, failed)
+
+    assert host["packing"] == host["forward"]
+    assert failed == ["the host in fewbit:3 on resnet18: ZeroDivisionError: division by zero"]

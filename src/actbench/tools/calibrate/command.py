@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from actbench.cli.app import command, option, path_named, seconds_option
 from actbench.cli.flags import expanded
-from actbench.cli.printing import ExportFlags, ProgressFlags, command_line, export, progress_shown, remark, show
+from actbench.cli.printing import ExportFlags, ProgressFlags, export, progress_shown, remark, show
 from actbench.errors import StoreError, UsageError
 from actbench.machine import find_gpu, machine
 
@@ -41,9 +41,9 @@ def calibrate(
 ) -> None:
     """Measure the speed of this machine, and write a device profile that estimates step times for it.
 
-    Matrix products, convolutions, attention, elementwise operators, reductions, copies and the operators of every
-    scheme are timed one by one, at several sizes, in float32 and bfloat16. Give the file to --device-profile of other
-    verbs. Run nothing else meanwhile. The first run also compiles kernels, which takes a minute more.
+    The operators of training steps are timed one by one: of several models and of every scheme, at several sizes, in
+    float32 and bfloat16. Give the file to --device-profile of other verbs. Run nothing else meanwhile. The first run
+    also compiles kernels, which takes a minute more.
 
     Examples:
 
@@ -54,7 +54,6 @@ def calibrate(
     actbench measure resnet50 -s checkpoint -b 8 --meter simulated --device-profile here.toml
     """
     from actbench.report.render import exports as files
-    from actbench.tools.calibrate.records import calibration_table
 
     where = device or ("cuda" if find_gpu() else "cpu")
     path = output or Path(machine().name + ("-cpu" if where == "cpu" and find_gpu() else "") + ".toml")
@@ -66,12 +65,12 @@ def calibrate(
     if path.exists() and not force:
         raise StoreError(f"{path} exists already: --force replaces it, --output names another file")
     from actbench.tools.calibrate.calibrate import calibrate as measure
-    from actbench.tools.calibrate.profile import toml
+    from actbench.tools.calibrate.profile import calibration_table, toml
 
     with progress_shown("; nothing was written", progress, as_lines=True) as told:
-        found = measure(where, budget_seconds=budget, command=command_line(), progress=told.doing)
-    table = calibration_table(found.report)
+        found = measure(where, budget_seconds=budget, progress=told.doing)
+    table = calibration_table(*found)
     files.export({path: toml(found.profile)})
-    export(exports, [table], lambda: found.report.model_dump_json(indent=2) + "\n")
+    export(exports, [table], lambda: found.profile.model_dump_json(indent=2, exclude_none=True) + "\n")
     show(table, beside=exports)
     remark(f"device profile: {path}; use it with --device-profile {path}")

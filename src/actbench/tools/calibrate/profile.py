@@ -1,24 +1,25 @@
-"""From timed operators to a device profile, as a value and as TOML."""
+"""From timed operators to a device profile, as a value, as TOML and as a table."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import geometric_mean, median
 from typing import Any, NamedTuple
 
-import torch
-
-from actbench.machine import memory_bytes
-from actbench.simulator.cost.rates import PRECISIONS, Curve, Precision, Surface, published
+from actbench.report.tables import Table, fill
+from actbench.report.tables.values import Column
+from actbench.simulator.cost.rates import PRECISIONS, Precision, published
 from actbench.simulator.profiles import DeviceTable
-from actbench.tools.calibrate.records import CalibrationReport, KindFound
 from actbench.tools.calibrate.stopwatch import Sample
-from actbench.units import GIB
+from actbench.units import format_seconds
 
 Key = tuple[str, Precision]
 """The label of an operator and a precision."""
+Point = tuple[float, ...]
+"""As in a profile: bytes and microseconds, after the number of operations where these are counted."""
 
 _WIDTH = 3.0
 """Sizes whose base-2 logarithms fall into one bin of this width become one point."""
@@ -26,12 +27,9 @@ _SUSTAINED = 2**18
 """Operators that move fewer bytes say nothing about the bandwidth."""
 _FILLING = 4
 """The rate of an operator counts only if it takes this many times the seconds of the smallest kernel."""
-_TERA, _GIGA, _MICRO = 1e12, 1e9, 1e-6
 _HIGHEST, _LEAST = 1.5, 0.001
 """Largest and smallest share in a profile."""
-
-Point = tuple[float, float, float]
-"""Operations, bytes and seconds."""
+_KILO, _MEGA, _MICRO = 1e3, 1e6, 1e-6
 
 
 class Found(NamedTuple):
@@ -43,180 +41,147 @@ class Found(NamedTuple):
     @property
     def has_flops(self) -> bool:
         """Whether its floating-point operations are counted."""
-        return self.points[0][0] > 0
-
-    @property
-    def measured(self) -> Curve | Surface:
-        """Its time at any size."""
-        flops, sizes, seconds = zip(*self.points, strict=True)
-        return Surface(tuple(zip(flops, sizes, strict=True)), seconds) if self.has_flops else Curve(sizes, seconds)
+        return len(self.points[0]) > 2
 
     @property
     def rates(self) -> list[float]:
-        """Operations a second at each point, or bytes a second without operations."""
-        return [(flops or size) / seconds for flops, size, seconds in self.points]
+        """Operations in a microsecond at each point, or bytes without operations."""
+        return [point[0] / point[-1] for point in self.points]
+
+
+def rounded(value: float, digits: int = 4) -> float:
+    """Return a number with so many digits that count."""
+    return float(f"{value:.{digits}g}")
 
 
 def found_in(samples: Iterable[Sample]) -> dict[Key, Found]:
-    """Return each operator's seconds by size; runs of about the same size count with their median rate."""
+    """Return each operator's microseconds by size; runs of about the same size count with their median rate."""
     grouped: dict[Key, list[Sample]] = defaultdict(list)
     for sample in samples:
         grouped[sample.work.label, sample.work.precision].append(sample)
-    return {key: _found(each) for key, each in grouped.items()}
+    return {key: Found(each[0].work.kind or "", _points(each)) for key, each in sorted(grouped.items())}
 
 
-def _found(samples: Sequence[Sample]) -> Found:
+def _points(samples: Sequence[Sample]) -> tuple[Point, ...]:
+    """Return a point for each shape with operations, otherwise one for sizes that are about the same."""
     shapes: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for sample in samples:
-        shapes[sample.work.flops, max(sample.work.moved, 1)].append(sample.seconds)
-    points = sorted(((flops, size, median(taken)) for (flops, size), taken in shapes.items()), key=lambda each: each[1])
-    has_flops = any(flops for flops, *_ in points)
-    return Found(samples[0].work.kind or "", tuple(each for each in points if each[0]) if has_flops else _curve(points))
-
-
-def _curve(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Return one point for sizes that are about the same, at their median rate; larger sizes take no less time."""
-    binned: dict[int, list[Point]] = defaultdict(list)
-    for point in points:
-        binned[math.floor(math.log2(point[1]) / _WIDTH)].append(point)
+    for work, seconds in samples:
+        shapes[max(work.moved, 1), work.flops].append(seconds / _MICRO)
+    sizes = [(size, flops, median(taken)) for (size, flops), taken in sorted(shapes.items())]
+    counted = tuple((flops, size, rounded(taken)) for size, flops, taken in sizes if flops)
+    if counted:
+        return counted
+    binned: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    for size, _, taken in sizes:
+        binned[math.floor(math.log2(size) / _WIDTH)].append((size, taken))
     found: list[Point] = []
-    for place in sorted(binned):
-        size = geometric_mean(size for _, size, _ in binned[place])
-        seconds = median(taken / size for _, size, taken in binned[place]) * size
-        found.append((0.0, size, max([seconds, *(each[2] for each in found)])))
+    for members in binned.values():
+        size = round(geometric_mean(size for size, _ in members))
+        taken = median(taken / size for size, taken in members) * size
+        found.append((size, rounded(max([taken, *(before for _, before in found)]))))  # a larger size takes no less
     return tuple(found)
 
 
-def peaks(found: Mapping[Key, Found]) -> dict[Precision, float]:
-    """Return the operations a second of the best matrix product, by precision."""
-    rates: dict[Precision, list[float]] = defaultdict(list)
+def peaks(found: Mapping[Key, Found]) -> dict[str, float]:
+    """Return the TFLOP/s of the best matrix product, by precision."""
+    rates: dict[str, float] = defaultdict(float)
     for (_, precision), each in found.items():
         if each.kind == "matmul" and each.has_flops:
-            rates[precision] += each.rates
-    return {name: max(rates[name]) for name in PRECISIONS if rates[name]}
+            rates[precision] = max(rates[precision], *each.rates)
+    return {name: rounded(rates[name] / _MEGA) for name in PRECISIONS if name in rates}
 
 
-def by_kind(
-    found: Mapping[Key, Found], flops: Mapping[Precision, float], bandwidth: float, launch: float = 0.0
-) -> tuple[KindFound, ...]:
-    """Return the speed of the operators of each kind and precision; a kernel takes ``launch`` seconds at least."""
-    grouped: dict[tuple[str, Precision], list[Found]] = defaultdict(list)
+def shares(
+    found: Mapping[Key, Found], flops: Mapping[str, float], bandwidth: float, launch: float, *, on_cuda: bool
+) -> dict[str, dict[str, float]]:
+    """Return the efficiencies of a profile, which serve for operators that were not measured.
+
+    Args:
+        found: What was measured.
+        flops: TFLOP/s by precision.
+        bandwidth: GB/s.
+        launch: Microseconds of the smallest kernel.
+        on_cuda: Whether small operators all take as long as nothing.
+    """
+    kinds: dict[str, list[tuple[Precision, Found]]] = defaultdict(list)
     for (_, precision), each in found.items():
-        grouped[each.kind, precision].append(each)
-    return tuple(_kind(*key, each, flops, bandwidth, launch) for key, each in sorted(grouped.items()))
-
-
-def _kind(
-    kind: str,
-    precision: Precision,
-    found: Sequence[Found],
-    flops: Mapping[Precision, float],
-    bandwidth: float,
-    launch: float,
-) -> KindFound:
-    computing = max((max(each.rates) for each in found if each.has_flops), default=None)
-    filling = _FILLING * launch * bandwidth
-    last = [(each.points[-1][1], each.rates[-1]) for each in found if not each.has_flops]
-    large = [rate for size, rate in last if size >= max(_SUSTAINED, filling)]
-    if filling > _SUSTAINED:  # a GPU, where what moves less takes as long as nothing
-        small = [bandwidth * published().kinds[kind].memory]
-    else:
-        small = [rate for _, rate in last] or [bandwidth]
-    moving = median(large or small)
-    peak = flops.get(precision, flops["fp32"])
-    return KindFound(
-        kind=kind,
-        precision=precision,
-        operators=len(found),
-        flops_per_second=computing,
-        bytes_per_second=None if computing else moving,
-        share=computing / peak if computing else moving / bandwidth,
-        least_seconds=median(each.points[0][2] for each in found),
-    )
-
-
-def profile_of(report: CalibrationReport, found: Mapping[Key, Found], device: torch.device) -> DeviceTable:
-    """Return the device profile of a calibration."""
-    is_cuda, versions = device.type == "cuda", report.versions
-    operators: dict[str, dict[str, Any]] = {}
-    for (label, precision), each in sorted(found.items()):
-        operators.setdefault(label, {})[precision] = [
-            (*([round(flops)] if flops else []), round(size), _rounded(seconds / _MICRO))
-            for flops, size, seconds in each.points
-        ]
-    return DeviceTable.model_validate(
-        {
-            "gib": _rounded((torch.cuda.mem_get_info(device)[1] if is_cuda else memory_bytes()) / GIB, 6),
-            "compute_capability": torch.cuda.get_device_capability(device) if is_cuda else None,
-            "processors": torch.cuda.get_device_properties(device).multi_processor_count if is_cuda else None,
-            **{name: _rounded(rate / _TERA) for name, rate in report.flops_per_second.items()},
-            "bandwidth": _rounded(report.bandwidth / _GIGA),
-            "link": _rounded(report.link / _GIGA),
-            "launch": _rounded(report.launch_seconds / _MICRO),
-            "source": f"actbench calibrate: {report.device}, {report.threads} threads of {report.machine.name}, "
-            f"{report.machine.system}, actbench {versions.actbench}, torch {versions.torch}, "
-            f"Python {versions.python}, {report.recorded_at}",
-            "host": {
-                **{name: _rounded(seconds / _MICRO) for name, seconds in report.host.model_dump().items()},
-                "bandwidth": _rounded(report.bandwidth / _GIGA),
-            },
-            "efficiencies": _kinds(report),
-            "operators": operators,
-        }
-    )
-
-
-def _kinds(report: CalibrationReport) -> dict[str, dict[str, float]]:
-    """Return the shares of kinds, which serve for operators that were not measured."""
-    tables: dict[str, dict[str, float]] = {}
-    for kind in report.kinds:
-        ramp = _rounded(max(kind.least_seconds - report.launch_seconds, 0.0) / _MICRO)
-        table = tables.setdefault(kind.kind, {"memory": 1.0, "ramp": ramp})
-        what = "memory" if kind.flops_per_second is None else kind.precision
-        table[what] = _rounded(min(max(kind.share, _LEAST), _HIGHEST))
+        kinds[each.kind].append((precision, each))
+    enough = max(_SUSTAINED, _FILLING * launch * bandwidth * _KILO * on_cuda)
+    tables = {}
+    for kind, members in kinds.items():
+        table = {"memory": 1.0}
+        for precision, each in members:
+            if each.has_flops:
+                peak = flops.get(precision, flops["fp32"]) * _MEGA
+                table[precision] = max(table.get(precision, 0.0), *(rate / peak for rate in each.rates))
+        if len(table) == 1:
+            large = [each.rates[-1] for _, each in members if each.points[-1][0] >= enough]
+            small = (
+                [published().kinds[kind].memory * bandwidth * _KILO]
+                if on_cuda
+                else [each.rates[-1] for _, each in members]
+            )
+            table["memory"] = median(large or small) / (bandwidth * _KILO)
+        least = median(each.points[0][-1] for _, each in members)
+        table = {name: rounded(min(max(share, _LEAST), _HIGHEST)) for name, share in table.items()}
+        tables[kind] = {**table, "ramp": rounded(max(least - launch, 0.0))}
     return tables
 
 
-def _rounded(value: float, digits: int = 4) -> float:
-    return float(f"{value:.{digits}g}")
+class _Reached(NamedTuple):
+    kind: str
+    precision: str
+    rate: float
+    share: float
+    least_seconds: float
+
+
+_COLUMNS: tuple[Column[_Reached], ...] = (
+    Column("kind", "Kind", "text", lambda reached: reached.kind),
+    Column("precision", "Type", "text", lambda reached: reached.precision),
+    Column("giga_per_second", "GFLOP/s or GB/s", "rate", lambda reached: reached.rate, better="higher"),
+    Column("share", "Share", "share", lambda reached: reached.share, better="higher"),
+    Column("least_seconds", "Smallest", "seconds", lambda reached: reached.least_seconds, "lower"),
+)
+
+
+def calibration_table(profile: DeviceTable, device: str, notes: Sequence[str]) -> Table:
+    """Return one row for each kind of operator and type, of the profile of a calibration."""
+    given = profile.model_dump(exclude_none=True)
+    peaks = {name: given[name] * _KILO for name in PRECISIONS if name in given} | {"bytes": given["bandwidth"]}
+    rows = []
+    for kind, table in given["efficiencies"].items():
+        reached = {name: table[name] for name in PRECISIONS if name in table} or {"bytes": table["memory"]}
+        for name, share in reached.items():
+            least = (given["launch"] + table["ramp"]) * _MICRO
+            rows.append(_Reached(kind, name, share * peaks.get(name, peaks["fp32"]), share, least))
+    best = ", ".join(f"{name} {given[name]:.3g} TFLOP/s" for name in PRECISIONS if name in given)
+    links = f"memory {given['bandwidth']:.3g} GB/s, link to host memory {given['link']:.3g} GB/s"
+    parts = {"forward pass": "forward", "backward pass": "backward", "optimizer": "optimizer", "packing": "packing"}
+    host = ", ".join(f"{format_seconds(given['host'][key] * _MICRO)} ({name})" for name, key in parts.items())
+    all_notes = [
+        f"{profile.source}.",
+        f"Peak rates: {best}; {links}, the smallest operators {format_seconds(given['launch'] * _MICRO)}.",
+        f"The host needs, for each operator and in addition to its time: {host}.",
+        "Share: of the peak rate of the type, or of the bandwidth; more than 100 % where caches help.",
+        *notes,
+    ]
+    return fill(f"What {device} reaches", _COLUMNS, rows, all_notes)
 
 
 def toml(profile: DeviceTable) -> str:
     """Return the text of a profile's file."""
-    return "\n".join(_lines(profile)) + "\n"
+    tables = profile.model_dump(mode="json", exclude_none=True)
+    parts = {"host": tables.pop("host", {})}
+    for name in ("efficiencies", "operators"):
+        parts |= {f'{name}."{key}"': table for key, table in tables.pop(name, {}).items()}
+    lines = ["# Measured by 'actbench calibrate'; docs/time.md explains the figures. Use it with --device-profile."]
+    lines += _entries(tables)
+    for name, table in parts.items():
+        lines += ["", f"[{name}]", *_entries(table)]
+    return "\n".join(lines) + "\n"
 
 
-def _lines(profile: DeviceTable) -> Iterator[str]:
-    tables = profile.model_dump(exclude_none=True)
-    host, kinds, operators = (tables.pop(name, {}) for name in ("host", "efficiencies", "operators"))
-    yield "# Measured by 'actbench calibrate'; docs/time.md explains the figures. Use it with --device-profile."
-    yield from _entries(tables)
-    yield "\n# Microseconds of the host for an operator, and GB/s of its memory.\n[host]"
-    yield from _entries(host)
-    yield "\n# Shares of these rates that kinds of operators reach, for those that have no entry below."
-    for name, table in kinds.items():
-        yield f'\n[efficiencies."{name}"]'
-        yield from _entries(table)
-    yield "\n# Times of operators: moved bytes and microseconds, after the number of operations if there are any."
-    for name, table in operators.items():
-        yield f'\n[operators."{name}"]'
-        yield from _entries(table)
-
-
-def _entries(table: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in table.items():
-        if isinstance(value, str):
-            escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-            yield f'{name} = "{escaped}"'
-        elif isinstance(value, list | tuple):
-            yield f"{name} = [{', '.join(_element(each) for each in value)}]"
-        else:
-            yield f"{name} = {_number(value)}"
-
-
-def _element(value: Any) -> str:
-    return f"[{', '.join(map(_number, value))}]" if isinstance(value, list | tuple) else _number(value)
-
-
-def _number(value: float) -> str:
-    return f"{value:g}" if value < 1e6 and value != int(value) else str(int(value) if value == int(value) else value)
+def _entries(table: Mapping[str, Any]) -> list[str]:
+    # strings, numbers and lists of JSON are those of TOML
+    return [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in table.items()]

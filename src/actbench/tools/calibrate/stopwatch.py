@@ -11,9 +11,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.simulator.cost.recorder import Recorder
-from actbench.simulator.cost.work import OperatorWork, idle
+from actbench.simulator.cost.work import OperatorWork
 
 Clock = Callable[[], float]
+
+_LEAST = 2e-7
+_AHEAD_CYCLES, _MOST_CYCLES = 50_000_000, 2_000_000_000
+_LARGEST_KEPT = 31 << 20
 
 
 class Sample(NamedTuple):
@@ -43,7 +47,7 @@ class Stopwatch(TorchDispatchMode):
         self._is_cuda = device.type == "cuda"
         self._clock = clock
         self._recorder = Recorder(lambda: None)
-        self._timed: list[tuple[Any, Any, bool]] = []
+        self._taken: list[tuple[Any, Any]] = []
         self._ahead_cycles = _AHEAD_CYCLES
         self.is_late = False
         self.samples: list[Sample] = []
@@ -51,17 +55,12 @@ class Stopwatch(TorchDispatchMode):
 
     def __enter__(self) -> Stopwatch:
         self._recorder.begin()
-        self._timed.clear()
+        self._taken.clear()
         if self._is_cuda:
             torch.cuda.synchronize()
             torch.cuda._sleep(self._ahead_cycles)  # type: ignore[no-untyped-call]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        if error[0] is None:
-            self._read()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -69,10 +68,9 @@ class Stopwatch(TorchDispatchMode):
         begin = self._now()
         result = func(*args, **(kwargs or {}))
         end = self._now()
-        noted = len(self._recorder.done)
         self._recorder.note(func, args, kwargs or {}, result)
-        if len(self._recorder.done) > noted:
-            self._timed.append((begin, end, idle(func)))
+        if len(self._recorder.done) > len(self._taken):
+            self._taken.append((begin, end))
         return result
 
     def _now(self) -> Any:
@@ -82,30 +80,29 @@ class Stopwatch(TorchDispatchMode):
         event.record()
         return event
 
-    def _read(self) -> None:
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if error[0] is not None:
+            return
         if self._is_cuda:
-            self._look_if_late(self._timed[0][0] if self._timed else None)
+            # the first event has come although the last was only just issued: the device did not wait for the host
+            self.is_late = bool(self._taken) and self._taken[0][0].query() and self._ahead_cycles < _MOST_CYCLES
+            if self.is_late:
+                self._ahead_cycles = min(4 * self._ahead_cycles, _MOST_CYCLES)
             torch.cuda.synchronize()
-        taken = [
-            float(begin.elapsed_time(end)) / 1000 if self._is_cuda else end - begin for begin, end, _ in self._timed
-        ]
-        views = [seconds for seconds, (_, _, is_view) in zip(taken, self._timed, strict=True) if is_view]
+        seconds = [begin.elapsed_time(end) / 1000 if self._is_cuda else end - begin for begin, end in self._taken]
+        timed = list(zip((done.work for done in self._recorder.done), seconds, strict=True))
         # a view does almost nothing: its time is the overhead of watching
+        views = [taken for work, taken in timed if work.kind is None]
         watching = statistics.median(views) if views else 0.0
-        works = [done.work for done in self._recorder.done]
-        self.samples = [
-            Sample(work, max(seconds - watching, _LEAST))
-            for work, seconds in zip(works, taken, strict=True)
-            if work.kind is not None
-        ]
-        self.views = len(works) - len(self.samples)
-
-    def _look_if_late(self, first: Any) -> None:
-        """Note whether the first event has come already, and let the device wait longer next time."""
-        self.is_late = first is not None and first.query() and self._ahead_cycles < _MOST_CYCLES
-        if self.is_late:
-            self._ahead_cycles = min(4 * self._ahead_cycles, _MOST_CYCLES)
+        self.samples = [Sample(work, max(taken - watching, _LEAST)) for work, taken in timed if work.kind is not None]
+        self.views = len(views)
 
 
-_LEAST = 2e-7
-_AHEAD_CYCLES, _MOST_CYCLES = 50_000_000, 2_000_000_000
+def settle_heap() -> None:
+    """Bring the heap of the C library into the state of a process that has trained for a while.
+
+    The C library maps each tensor larger than any freed before, and a mapping costs page faults: 3 ms for 6 MiB, more
+    than a layer takes. A freed tensor of up to 32 MiB raises this limit (``DEFAULT_MMAP_THRESHOLD_MAX``).
+    """
+    torch.empty(_LARGEST_KEPT, dtype=torch.uint8)  # freed at once
