@@ -148,7 +148,8 @@ _COLUMNS: tuple[Column[_Reached], ...] = (
 def calibration_table(profile: DeviceTable, device: str, notes: Sequence[str]) -> Table:
     """Return one row for each kind of operator and type, of the profile of a calibration."""
     given = profile.model_dump(exclude_none=True)
-    peaks = {name: given[name] * _KILO for name in PRECISIONS if name in given} | {"bytes": given["bandwidth"]}
+    peaks: dict[str, float] = {name: given[name] * _KILO for name in PRECISIONS if name in given}
+    peaks["bytes"] = given["bandwidth"]
     rows = []
     for kind, table in given["efficiencies"].items():
         reached = {name: table[name] for name in PRECISIONS if name in table} or {"bytes": table["memory"]}
