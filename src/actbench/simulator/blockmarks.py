@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, UntypedStorage, nn
+from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
 from actbench.measuring.meters.footprint import storages
@@ -21,7 +22,6 @@ from actbench.model.blocks import BlockReading, BlockReadings
 from actbench.packing.blocks import blocks, repeated
 from actbench.simulator.caching import round_up
 from actbench.simulator.cost.recorder import Done, Recorder
-from actbench.simulator.savedraw import saved_raw
 from actbench.simulator.segments import Part, Place, events_between, on_host, parts_between
 from actbench.simulator.trace import BEFORE, HOST, Label, Segment, Trace, labels_of
 from actbench.simulator.tracker import StorageTracker
@@ -245,7 +245,7 @@ class BlockMarks:
         run.output_bytes = sum(round_up(storage.nbytes(), self._tracker.rounding) for storage in returned)
         for tensor in made:
             self._hook(tensor, partial(self._reach, run))
-        kept = saved_raw([tensor.grad_fn for tensor in made], run.first_node)
+        kept = _saved_raw([tensor.grad_fn for tensor in made], run.first_node)
         run.keeps_output = any(id(storage) in kept for storage in returned)
         first = None if run.given is None else run.given()
         run.keeps_input = id(first) in kept
@@ -324,3 +324,35 @@ def _reading(run: _Run, forward: Part, back: Part, waiting: int) -> BlockReading
         keeps_output=run.keeps_output,
         keeps_input=run.keeps_input,
     )
+
+
+def _saved_raw(ends: Iterable[Node | None], first_node: int) -> set[int]:
+    """Return the ids of storages that nodes save raw: those above ``ends``, with numbers from ``first_node`` on.
+
+    Nothing is unpacked. A tensor that a hook packed does not count, and neither does one that a function of Python
+    keeps as an attribute.
+    """
+    found: set[int] = set()
+    for node in _nodes_above(ends, first_node):
+        for name in _names_of_saved(type(node)):
+            saved = getattr(node, name)
+            for each in saved if isinstance(saved, tuple | list) else (saved,):
+                if each.unpack_hook is None and isinstance(each.data, Tensor):
+                    found.add(id(each.data.untyped_storage()))
+    return found
+
+
+def _nodes_above(ends: Iterable[Node | None], first_node: int) -> Iterator[Node]:
+    waiting, seen = list(ends), set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen and node._sequence_nr() >= first_node:
+            seen.add(node)
+            yield node
+            waiting += (earlier for earlier, _ in node.next_functions)
+
+
+@cache
+def _names_of_saved(kind: type[Any]) -> tuple[str, ...]:
+    """Return the attributes of a kind of node that have what it saved."""
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved"))

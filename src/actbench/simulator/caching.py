@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from actbench.units import MIB
 
 SMALLEST_BLOCK = 512
+# kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc and kRoundLarge of torch
 _SMALL = MIB  # requests up to this share segments of 2 MiB
 _SMALL_SEGMENT = 2 * MIB
 _LARGE_SEGMENT = 20 * MIB

@@ -21,6 +21,7 @@ from actbench.simulator.products import OF_MATRICES
 from actbench.simulator.profiles import DeviceProfile, TorchVersion, get
 from actbench.units import KIB, MIB
 
+# as :4096:8 and :4096:2:16:8 would ask for: defaults of aten/src/ATen/cuda/CublasHandlePool.cpp
 _LARGE, _SMALL = 32 * MIB, 8320 * KIB
 _OF_LT: Final = MIB
 _THREADS = 2
@@ -89,7 +90,8 @@ class Workspaces:
     def _sizes(self) -> _Sizes:
         does, told = rule(self._profile.torch), self._environment
         major, _ = self._profile.compute_capability or (0, 0)
-        of_cublas = _configured(told.get(CONFIG, ""), _LARGE if major in does.large else _SMALL)
+        usual, pools = _LARGE if major in does.large else _SMALL, _POOL.findall(told.get(CONFIG, ""))
+        of_cublas = sum(int(size) * int(count) for size, count in pools) * KIB if pools else usual
         found = _LEADING_NUMBER.match(told.get(LT_SIZE, ""))
         of_lt = _OF_LT if found is None else int(found[1]) * KIB
         keeps = does.keeps or _SWITCH.get(told.get(CACHE, ""), False)
@@ -111,12 +113,6 @@ class Workspaces:
 
 NONE = Workspaces(get("cpu"))
 """Those of a device without cuBLAS."""
-
-
-def _configured(text: str, usual: int) -> int:
-    """Return the bytes of all pools that ``CUBLAS_WORKSPACE_CONFIG`` names, each by its KiB and its count."""
-    pools = _POOL.findall(text)
-    return sum(int(size) * int(count) for size, count in pools) * KIB if pools else usual
 
 
 def _runs_by_lt(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Tensor) -> bool:

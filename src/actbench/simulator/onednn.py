@@ -284,6 +284,7 @@ def _processes_of_batch(conv: Convolution, image: int, output: int) -> int:
         return most[0] * most[2] * seen + most[0] * most[1] * made + 8 * most[1] * most[2] * added
 
     best = min(reversed([*_shares(threads, batch, outputs, inputs)]), key=cost)[0]
+    # oneDNN gives the batch all threads rather than leave up to half of them idle
     return min(batch, threads) if threads / 2 < best < threads else best
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from actbench.simulator import branches, ctc, oldsoftmax, quantiles, recurrent
+from actbench.simulator import branches, ctc, quantiles, recurrent
 from actbench.simulator.profiles import DeviceProfile
 
 aten = torch.ops.aten
@@ -125,10 +125,11 @@ def cpu_operators() -> AbstractContextManager[None]:
 
 def card_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
     """Let fake CUDA tensors run what torch chooses by asking a driver, and what fake tensors have no form of."""
-    composites = {
+    composites: dict[str, Callable[..., Any]] = {
         **_OF_ALL,
-        **_asked_of_driver(profile),
-        **(_softmaxes() if profile.keeps_softmax_inputs else {}),
+        "scaled_dot_product_attention": functools.partial(attend, profile),
+        **recurrent.composites(),
+        **(_OLD_SOFTMAXES if profile.keeps_softmax_inputs else {}),
     }
     of_keys: dict[str, dict[str, Any]] = {"AutogradCUDA": composites, "Meta": recurrent.fake_forms()}
     return _replaced({(name, key): kernel for key, kernels in of_keys.items() for name, kernel in kernels.items()})
@@ -166,24 +167,43 @@ def composite(func: Any) -> Callable[..., Any] | None:
     return _composites.get().get(func)
 
 
-def _asked_of_driver(profile: DeviceProfile) -> dict[str, Callable[..., Any]]:
-    """Return the operators whose kernel torch chooses by asking the driver."""
-    return {"scaled_dot_product_attention": functools.partial(attend, profile), **recurrent.composites()}
-
-
-def _softmaxes() -> dict[str, Callable[..., Any]]:
-    """Return softmax and log-softmax that save their inputs too, as older versions of torch do."""
-    return {
-        "softmax.int": functools.partial(_softmax, oldsoftmax.softmax),
-        "log_softmax.int": functools.partial(_softmax, oldsoftmax.log_softmax),
-    }
-
-
 def _softmax(fused: Any, x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """Read half types and write float32 in one kernel."""
     widen = dtype == torch.float32 and x.dtype in (torch.float16, torch.bfloat16)
     result: Tensor = fused(x if widen or dtype is None else x.to(dtype), dim, widen)
     return result
+
+
+class _BothSaved(torch.autograd.Function):
+    """Run a fused kernel, and save its input and its output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str, dim: int, widen: bool) -> Tensor:
+        y: Tensor = getattr(aten, f"_{name}").default(x, dim, widen)
+        ctx.save_for_backward(x, y)
+        ctx.name, ctx.dim = name, dim
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, y = ctx.saved_tensors
+        return getattr(aten, f"_{ctx.name}_backward_data").default(grads[0], y, ctx.dim, x.dtype), None, None, None
+
+
+def old_softmax(name: str, x: Tensor, dim: int, widen: bool) -> Tensor:
+    """Return ``softmax`` or ``log_softmax`` of ``x`` along ``dim``, as float32 with ``widen``, as torch before 1.11.
+
+    Autograd saves the input beside the output; the backward pass needs no more of it than its dtype (pytorch issue
+    64000, pull request 65242).
+    """
+    y: Tensor = _BothSaved.apply(x, name, dim, widen)
+    return y
+
+
+_OLD_SOFTMAXES: Mapping[str, Callable[..., Any]] = {
+    f"{name}.int": functools.partial(_softmax, functools.partial(old_softmax, name))
+    for name in ("softmax", "log_softmax")
+}
 
 
 def _operator(name: str) -> Any:

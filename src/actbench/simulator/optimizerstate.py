@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
 
 import torch
 
@@ -35,9 +34,6 @@ def use_foreach(optimizer: torch.optim.Optimizer) -> None:
     if isinstance(getattr(optimizer, "inner", optimizer), torch.optim.Adafactor):
         return  # it steps parameter by parameter on every device
     for group in optimizer.param_groups:
-        if "foreach" in group and group["foreach"] is None and not group.get("fused") and _is_on_card(group):
+        is_unset = "foreach" in group and group["foreach"] is None and not group.get("fused")
+        if is_unset and all(map(is_on_card, group["params"])):
             group["foreach"] = True
-
-
-def _is_on_card(group: dict[str, Any]) -> bool:
-    return all(map(is_on_card, group["params"]))

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from actbench import longsteps
 from actbench.ops import hostmemory, noise  # noqa: F401  (they define operators that are named below)
-from actbench.simulator import foreach, known, products, rows
+from actbench.simulator import foreach, known, products
 from actbench.simulator.forms import FORMS
 from actbench.simulator.recipes import PLAIN, Make, form, is_plain, recipe, shared
 
@@ -34,6 +34,20 @@ _LIFTS = frozenset(("aten::lift", "aten::lift_fresh", "aten::lift_fresh_copy"))
 _aten = torch.ops.aten
 _OF_METADATA = frozenset(getattr(torch.ops.actbench, name).default for name in ("to_host", "from_host", "fresh_seed"))
 """Operators of ours that no compiler may order or leave out, but whose results have the shapes of their arguments."""
+
+_ROWS = frozenset((_aten.select.int, _aten.select_backward.default))
+"""Operators of one row, whose results have the same form for every row: loops over tokens run them."""
+
+_RELATIVE = frozenset(
+    overload
+    for packet in (
+        *(_aten.alias, _aten.detach, _aten.expand, _aten.permute, _aten.select, _aten.slice, _aten.split),
+        *(_aten.squeeze, _aten.t, _aten.transpose, _aten.unbind, _aten.unsqueeze, _aten.view),
+    )
+    for overload in (getattr(packet, name) for name in packet.overloads())  # type: ignore[no-untyped-call]
+    if overload is not _aten.view.dtype
+)
+"""Views whose distance from the beginning of their argument does not depend on where that begins in its storage."""
 
 _DEVICE = torch.ops.prim.device.default
 _PINS = (_aten._pin_memory.default, _aten.is_pinned.default)
@@ -138,13 +152,13 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         key = self._key(func, args, kwargs, tensors)
         make: Any = None if key is None else self._known.get(key, _UNSEEN)
         if make is not None and make is not _UNSEEN:
-            return known.followed(func, args, kwargs, make(self, tensors, rows.before_row(func, args)), tensors)
+            return known.followed(func, args, kwargs, make(self, tensors, _before_row(func, args)), tensors)
         if func in products.PRODUCTS:
             products.check_one_type(func, args)
         result = self._run(func, types, args, kwargs, None if key is None else foreach.few(func, args))
         if key is not None and make is _UNSEEN:
             changed = func._schema.is_mutable and self._key(func, args, kwargs, []) != key
-            self._known[key] = None if changed else recipe(result, tensors, rows.before_row(func, args))
+            self._known[key] = None if changed else recipe(result, tensors, _before_row(func, args))
         return known.followed(func, args, kwargs, result, tensors)
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any, few: foreach.Few | None) -> Any:
@@ -185,11 +199,11 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         if not eligible or torch.is_inference_mode_enabled():
             return None
         key: list[Any] = [func, torch.get_default_dtype(), _internals._get_default_device(), *kwargs]
-        described = args if not rows.is_row(func, args) else args[:-1]
+        described = args if not _is_row(func, args) else args[:-1]
         if not (self._describe(described, key, tensors) and self._describe(kwargs.values(), key, tensors)):
             return None
         key += shared([id(tensor.untyped_storage()) for tensor in tensors]) + shared([*map(id, tensors)])
-        if func.is_view and func not in rows.RELATIVE:
+        if func.is_view and func not in _RELATIVE:
             key += [tensor.storage_offset() for tensor in tensors]
         return tuple(key)
 
@@ -219,3 +233,19 @@ def _is_eligible(func: Any) -> bool:
     if func.namespace == "actbench":
         return torch.Tag.pt2_compliant_tag in func.tags or func in _OF_METADATA
     return func.namespace in ("aten", "prims") and func._schema.name not in _LIFTS
+
+
+def _is_row(func: Any, args: Sequence[Any]) -> bool:
+    """Return whether an operator of one row names its row by a number in range."""
+    if func not in _ROWS or [type(arg) for arg in args] != [
+        FakeTensor,
+        *([int, int] if func is _aten.select.int else [list, int, int]),
+    ]:
+        return False
+    shape, dim = (args[0].shape if func is _aten.select.int else args[1]), args[-2]
+    return bool(-len(shape) <= dim < len(shape) and 0 <= args[-1] < shape[dim])
+
+
+def _before_row(func: Any, args: Sequence[Any]) -> int:
+    """Return the elements of a storage between the beginning of an argument and the row that is selected from it."""
+    return args[2] * args[0].stride(args[1]) if func is _aten.select.int and _is_row(func, args) else 0

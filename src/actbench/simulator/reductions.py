@@ -16,7 +16,7 @@ from actbench.simulator.caching import SMALLEST_BLOCK, round_up
 
 _WARP = 32
 _MOST_THREADS = 512
-_LEAST_VALUES, _MOST_VALUES = 16, 256  # that a thread adds up
+_LEAST_VALUES, _MOST_VALUES = 16, 256  # that a thread adds up: values_per_thread in setReduceConfig
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ def buffer_bytes(x: Tensor, reduced: Collection[int], sum_bytes: int, processors
     if sharing == 1:
         return 0
     staged = sum_bytes * outputs * sharing * (1 if along else width * vector)
+    # beside the sums an int32 counts the blocks that are done, for each group of those that share results
     return round_up(staged, SMALLEST_BLOCK) + round_up(4 * blocks, SMALLEST_BLOCK)
 
 

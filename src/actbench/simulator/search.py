@@ -48,7 +48,8 @@ class _Search:
         fixed = (0, reading.weights_bytes + (reading.gradients_bytes or 0) + (reading.optimizer_bytes or 0))
         guess = search.predict(fixed, (batch_size, self._trials[batch_size].needed_bytes or 1), self._limit)
         for _ in range(_FORETELLINGS):
-            self._probe(guess or 1)
+            batch = min(max(guess or 1, 1), self._most - 1)
+            self._try(max(batch, 1) + (batch in self._trials))  # or its neighbour
             if self._foretell():
                 break
             first, second = self._nearest()
@@ -57,11 +58,6 @@ class _Search:
         found = search.largest(self._try, memory_limit_bytes=self._limit, known=known, largest_tried=self._most)
         seconds = self._seconds.get(found.batch_size)
         return found.model_copy(update={"trials": len(self._trials) - 1, "estimated_step_seconds": seconds})
-
-    def _probe(self, guess: int) -> None:
-        """Try a batch, or its neighbour if it was tried."""
-        batch = min(max(guess, 1), self._most - 1)
-        self._try(max(batch, 1) + (batch in self._trials))
 
     def _foretell(self) -> bool:
         """Foretell the largest batch from the steps nearest to it and try that and its neighbour, if those are alike.

@@ -104,15 +104,12 @@ def _columns(x: Tensor, weight: Tensor, output: Tensor) -> int:
     return x.shape[0] * math.prod(weight.shape[1:]) * math.prod(output.shape[2:]) * x.element_size()
 
 
-def _is_channels_last(tensor: Tensor) -> bool:
-    return tensor.dim() == 4 and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last)
-
-
 aten = torch.ops.aten
 
 
 def _layout_of(tensor: Tensor) -> torch.memory_format:
-    return torch.channels_last if _is_channels_last(tensor) else torch.contiguous_format
+    is_last = tensor.is_contiguous(memory_format=torch.channels_last) if tensor.dim() == 4 else False
+    return torch.channels_last if is_last and not tensor.is_contiguous() else torch.contiguous_format
 
 
 def _batch_norm_backward(args: Any, result: Any) -> int:

@@ -228,6 +228,7 @@ def estimate(
     unknown = sorted({each.work.name for each in done if not each.work.is_known})
     guessed = [each.work for each in done if _measured(each.work, efficiencies) is None]
     exchanges = any(each.work.collective for each in done)
+    beside = sorted(clock.beside.items(), key=lambda item: -item[1].seconds)
     return EstimatedTime(
         step_seconds=clock.device - begun,
         forward_seconds=clock.phases["forward"],
@@ -237,7 +238,7 @@ def estimate(
         device_seconds=clock.busy,
         flops=sum(each.work.flops for each in done),
         moved_bytes=sum(each.work.moved + each.work.copied for each in done),
-        by_operator=_by_operator(clock.operators) + _beside(clock.beside),
+        by_operator=_by_operator(clock.operators) + tuple(_time(*item, is_beside=True) for item in beside),
         communication_seconds=clock.exchanges.busy if exchanges else None,
         exposed_seconds=clock.operators[EXCHANGING].seconds if exchanges else None,
         unknown=tuple(unknown),
@@ -266,12 +267,6 @@ def _by_operator(sums: dict[str, _Sum]) -> tuple[OperatorTime, ...]:
         )
         named.append((OTHERS, others))
     return tuple(_time(name, each) for name, each in named)
-
-
-def _beside(sums: dict[str, _Sum]) -> tuple[OperatorTime, ...]:
-    return tuple(
-        _time(name, each, is_beside=True) for name, each in sorted(sums.items(), key=lambda it: -it[1].seconds)
-    )
 
 
 def _time(name: str, total: _Sum, *, is_beside: bool = False) -> OperatorTime:

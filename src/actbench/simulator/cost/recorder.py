@@ -67,7 +67,9 @@ class Recorder:
             work = self._work(func, args, kwargs, result)
             if work is not None:
                 turn = self._turn(phase, work, func, args, kwargs, result)
-                self.done.append(Done(phase, work, _is_on_host(args, kwargs, result), turn))
+                # the result alone is asked first: it mostly is on the card
+                seen = is_on_card(result) or any(map(is_on_card, tensors_of((result, args, tuple(kwargs.values())))))
+                self.done.append(Done(phase, work, not seen, turn))
 
     @contextmanager
     def repeating(self, times: int) -> Iterator[None]:
@@ -113,13 +115,6 @@ _COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
 """Operators that may be a copy between host memory and a card."""
 
 _NAMESPACES = ("c10d", "_c10d_functional")
-
-
-def _is_on_host(args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> bool:
-    """Return whether no tensor of an operator is on a card."""
-    if is_on_card(result):  # as mostly
-        return False
-    return not any(map(is_on_card, tensors_of((result, args, tuple(kwargs.values())))))
 
 
 def _key(value: Any) -> Any:

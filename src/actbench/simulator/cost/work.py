@@ -118,11 +118,13 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result:
     """Return what an operator did that returned ``result``."""
     name = func._schema.name.partition("::")[2]
     tensors = [leaf for leaf in tree_leaves((args, dict(kwargs))) if isinstance(leaf, Tensor)]
-    listed = sum(len(value) for value in args if isinstance(value, list | tuple) and _is_list_of_tensors(value))
-    if _is_host_scalar(name, tensors):
-        return OperatorWork(name, listed=listed)
-    kind = "host copy" if name in _COPIES and _crosses(tensors, result) else kind_of(func, name, args)
-    launches = max(1, math.ceil(_longest(args) / _LISTED_AT_ONCE)) if listed else 1
+    lists = [value for value in args if isinstance(value, list | tuple)]
+    listed = sum(len(value) for value in lists if all(isinstance(each, Tensor) for each in value))
+    if name.startswith("_foreach_") and all(tensor.dim() == 0 for tensor in tensors):
+        return OperatorWork(name, listed=listed)  # step counters of an optimizer, which are in host memory
+    crosses = name in _COPIES and len(set(map(is_on_card, (*tensors, result)))) > 1
+    kind = "host copy" if crosses else kind_of(func, name, args)
+    launches = max(1, math.ceil(max(map(len, lists)) / _LISTED_AT_ONCE)) if listed else 1
     launches = recurrent.kernels(func, args) if func._overloadpacket in _RECURRENT else launches
     precision = _precision(kind, tensors)
     is_convolution = kind is not None and kind.endswith("convolution")
@@ -150,24 +152,6 @@ def exchange(collective: Collective) -> OperatorWork:
     return OperatorWork(collective.kind, "communication", launches=1, collective=collective)
 
 
-def _crosses(given: list[Tensor], made: Tensor) -> bool:
-    """Return whether a copy is between host memory and a card."""
-    return len({is_on_card(tensor) for tensor in (*given, made)}) > 1
-
-
-def _is_list_of_tensors(value: Any) -> bool:
-    return bool(value) and all(isinstance(each, Tensor) for each in value)
-
-
-def _longest(args: tuple[Any, ...]) -> int:
-    return max((len(value) for value in args if isinstance(value, list | tuple)), default=0)
-
-
-def _is_host_scalar(name: str, tensors: list[Tensor]) -> bool:
-    """Return whether these are the step counters of an optimizer, which are in host memory."""
-    return name.startswith("_foreach_") and all(tensor.dim() == 0 for tensor in tensors)
-
-
 def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> int:
     if func is torch.ops.aten.convolution.default:
         return _of_convolution(*_convolved(args, result), transposed=args[6])
@@ -176,16 +160,13 @@ def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: 
     if func is torch.ops.aten.convolution_backward.default:
         wanted: list[bool] = args[10]
         return _of_convolution(*_convolved(args, result), transposed=args[7]) * sum(wanted[:2])
-    count = flop_registry.get(func._overloadpacket) or flop_registry.get(_out_of_place(func))
+    # torch knows the operations of some operators that work in place by the others alone
+    out_of_place = getattr(torch.ops.aten, func._schema.name.partition("::")[2].rstrip("_"), None)
+    count = flop_registry.get(func._overloadpacket) or flop_registry.get(out_of_place)
     if count is None:
         return 0
     total = int(count(*args, **kwargs, out_val=result))
     return total // 2 if _argument(func, "is_causal", args, kwargs) else total
-
-
-def _out_of_place(func: Any) -> Any:
-    """Return the operator that does the same and makes a new tensor, where torch knows the operations of that alone."""
-    return getattr(torch.ops.aten, func._schema.name.partition("::")[2].rstrip("_"), None)
 
 
 def _convolved(args: tuple[Any, ...], result: Any) -> tuple[Tensor, Tensor, Tensor]:
