@@ -16,7 +16,7 @@ from actbench.methods.actnn.packedinputs import with_packed_inputs
 from actbench.model.gradient import Gradient
 from actbench.packing import Codec, Parts, SiteState
 from actbench.packing.layout import Layout, in_order
-from actbench.packing.linearkinds import is_conv1d
+from actbench.packing.replacement import is_conv1d
 from actbench.scheme.base import LINEAR_LAYERS, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.setup import TrainingSetup

@@ -19,7 +19,7 @@ from actbench.model.provenance import Published
 from actbench.model.records import Site
 from actbench.packing import Codec, OfRows, Parts, SavedTensors, SiteState
 from actbench.packing.layout import Layout
-from actbench.packing.linearkinds import is_linear
+from actbench.packing.replacement import is_linear
 from actbench.scheme.base import LINEAR_LAYERS, NOTHING_PACKED, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.setup import Part, TrainingSetup

@@ -110,7 +110,8 @@ def refuse_compiled(module: nn.Module, what: str, why: str) -> None:
     """Raise a ConversionError at once, not at the first run, for a model that is compiled or holds a compiled part."""
     for path, part in module.named_modules():
         if is_compiled(part):
-            found = f"{path!r} of this {type(module).__name__}" if path else f"this {_inside(module)}"
+            inside = type(getattr(module, "_orig_mod", module)).__name__
+            found = f"{path!r} of this {type(module).__name__}" if path else f"this {inside}"
             raise ConversionError(
                 f"{found} is compiled by torch.compile, and {what} cannot be compiled: {why}; convert the model "
                 f"without torch.compile, or take {' or '.join(compilable())} with torch.compile"
@@ -143,10 +144,6 @@ def refuse_compiled_around(module: nn.Module, units: Sequence[nn.Module], who: s
                 f"{who} does not go with compile of the whole model: the hooks that gather parameters run outside of "
                 "graphs, so the model gets no graph; compile its blocks alone (only=model.layers.*)"
             )
-
-
-def _inside(module: nn.Module) -> str:
-    return type(getattr(module, "_orig_mod", module)).__name__
 
 
 Gradients = tuple[Tensor | None, ...]

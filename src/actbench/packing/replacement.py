@@ -47,6 +47,19 @@ def attention_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield path, module
 
 
+def is_conv1d(kind: type[Any]) -> bool:
+    """Return whether a class is ``Conv1D`` of transformers: a linear layer with a (d_in, d_out) weight.
+
+    The check is by name, so that a model without it needs no transformers.
+    """
+    return f"{kind.__module__}.{kind.__qualname__}" == "transformers.pytorch_utils.Conv1D"
+
+
+def is_linear(layer: nn.Module) -> bool:
+    """Return whether a layer is exactly ``nn.Linear`` or ``Conv1D``, not a subclass."""
+    return type(layer) is nn.Linear or is_conv1d(type(layer))
+
+
 def parametrized(layer: nn.Module) -> str | None:
     """Return why a parametrized layer, which torch makes a subclass, stays as it is; None for any other layer."""
     if not is_parametrized(layer):

@@ -44,7 +44,7 @@ class SiteState:
         chunk: The fewest pieces of the batch that the backward pass of the layer is cut into.
         pipeline_threshold: Bytes of the layer's gradient and input above which it is cut further; None for never.
         kept: A tensor that the codec keeps here from pass to pass, and copies have too; None for nothing.
-        plan: The :class:`actbench.packing.siteplan.SitePlan` of the last tensor that was packed here, or None.
+        plan: The :class:`actbench.packing.packer.SitePlan` of the last tensor that was packed here, or None.
     """
 
     path: str

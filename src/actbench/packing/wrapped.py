@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from actbench.errors import ConversionError
 from actbench.ops.noise import drawn_once
 from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.refusals import OWN_BACKWARD, refuse_compiling, refuse_exporting
@@ -206,7 +207,7 @@ def checkpoint_hook() -> Any:
 
     Its second run saves them again.
     """
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # True: also while a graph is traced
     taken = hooks is not None and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
     return hooks[0] if taken else None
 
@@ -222,3 +223,30 @@ def given_by_others(inputs: Any, *, graphless: bool) -> list[Tensor]:
     """
     given = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     return [leaf for leaf in given if not graphless or not leaf.requires_grad]
+
+
+def refuse_hooks_inside(model: nn.Module) -> None:
+    """Raise a ConversionError if hooks that pack or move saved tensors are bound inside of a recomputed block.
+
+    Of nested hooks only the innermost run. The block's own hooks, which find out what to recompute, would not see the
+    tensors that hooks inside take. Hooks around blocks are fine: blocks know of them.
+    """
+    _refuse_hooks(model, "", None)
+
+
+def _refuse_hooks(module: nn.Module, path: str, block: str | None) -> None:
+    hooked = False
+    for bound in ReboundForward.all_of(module):  # the front one runs around the others
+        if bound.recomputes and not hooked:
+            block = path
+        wrapper = bound.wrapper if isinstance(bound, WrappedForward) else None
+        if isinstance(wrapper, HookWrapper) and block is not None:
+            raise ConversionError(
+                f"{block or 'the model'} is recomputed in the backward pass, and hooks pack or move what {path} saves: "
+                "only the innermost of nested hooks run, so nothing there would be recomputed; let only= of the "
+                "scheme that packs name the whole block, or leave only= out, so that it packs what the block keeps; or "
+                "name parts in only= that do not overlap"
+            )
+        hooked = hooked or (wrapper is not None and wrapper.hooked and block is None)
+    for name, child in module.named_children() if not hooked else ():
+        _refuse_hooks(child, f"{path}.{name}" if path else name, block)

@@ -13,8 +13,7 @@ from actbench.errors import NothingToConvertError
 from actbench.model.data import Data
 from actbench.model.gradient import Gradient
 from actbench.model.spec import shortest
-from actbench.packing.nesting import refuse_hooks_inside
-from actbench.packing.wrapped import bind_entries
+from actbench.packing.wrapped import bind_entries, refuse_hooks_inside
 from actbench.scheme.card import Card
 from actbench.scheme.conditions import Limits
 from actbench.scheme.facets import Facet, LossyForward

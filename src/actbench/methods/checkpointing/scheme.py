@@ -11,9 +11,8 @@ from actbench.methods.checkpointing.recomputed import RecomputedForward
 from actbench.methods.checkpointing.selective import KeptResults, Operators, Policy, SelectiveForward
 from actbench.model.records import Site
 from actbench.packing.blocks import blocks, repeated
-from actbench.packing.nesting import refuse_hooks_inside
 from actbench.packing.replacement import census
-from actbench.packing.wrapped import bind_entries, unbind_entries
+from actbench.packing.wrapped import bind_entries, refuse_hooks_inside, unbind_entries
 from actbench.scheme.base import BLOCKS, SAVED_RESULTS, Change, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.facets import Facet, Needs, Periodic

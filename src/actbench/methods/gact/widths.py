@@ -9,9 +9,8 @@ from torch import nn
 
 from actbench.errors import NothingToConvertError
 from actbench.packing.hooked import HookedForward
-from actbench.packing.hooked.widths import WidthForward
-from actbench.packing.linearkinds import is_linear
-from actbench.packing.replacement import census
+from actbench.packing.hooked.hooks import WidthForward
+from actbench.packing.replacement import census, is_linear
 
 _CONVOLUTIONS = nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d
 

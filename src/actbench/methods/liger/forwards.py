@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from actbench.methods.liger.functions import RmsNorm, Rotary, SiluMul, turned
 from actbench.methods.msln.outputnorm import epsilon, is_norm
 from actbench.packing.forwardwrapper import ReboundForward
-from actbench.packing.linearkinds import is_linear
 from actbench.packing.refusals import refuse_compiling
+from actbench.packing.replacement import is_linear
 
 UNCOMPILABLE = ("a model with Liger's functions", "the functions write into their arguments")
 """What cannot be compiled, and why."""

@@ -12,10 +12,9 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from actbench.methods.formats.encodings import Encoding, Parts
 from actbench.ops.noise import fresh_seed
-from actbench.packing.linearkinds import is_conv1d
 from actbench.packing.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
 from actbench.packing.refusals import OWN_BACKWARD, first_order, refuse_exporting
-from actbench.packing.replacement import carry_hooks
+from actbench.packing.replacement import carry_hooks, is_conv1d
 
 
 class _Product(torch.autograd.Function):

@@ -16,9 +16,8 @@ from torch.nn.modules.conv import _ConvNd
 from actbench.errors import ConversionError, MeasurementError, NothingToConvertError
 from actbench.methods.lora.adapter import Adapter, AdapterType
 from actbench.methods.lora.frozenlinear import FrozenLinear
-from actbench.packing.linearkinds import is_conv1d, is_linear
 from actbench.packing.refusals import check_module, is_compiled
-from actbench.packing.replacement import census
+from actbench.packing.replacement import census, is_conv1d, is_linear
 from actbench.units import counted
 
 _HEADS = ("classifier", "score", "qa_outputs", "heads", "head", "fc")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from actbench.methods.optimizers.adam import Group, MatrixAdam, State, adam_ratio
-from actbench.packing.linearkinds import is_conv1d
+from actbench.packing.replacement import is_conv1d
 
 _QUERIES = ("query", "q_proj", "q_lin", "wq")
 _KEYS = ("key", "k_proj", "k_lin", "wk")

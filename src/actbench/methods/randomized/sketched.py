@@ -14,10 +14,9 @@ from actbench.methods.randomized.ops.sketch import Sketching, fresh_sketch, proj
 from actbench.ops import noise
 from actbench.ops.library import traced
 from actbench.packing import savedtensors
-from actbench.packing.linearkinds import is_conv1d
 from actbench.packing.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
 from actbench.packing.refusals import OWN_BACKWARD, first_order, refuse_exporting
-from actbench.packing.replacement import made_class, standing_in
+from actbench.packing.replacement import is_conv1d, made_class, standing_in
 from actbench.packing.savedtensors import SharingTable, WeakTensors
 
 

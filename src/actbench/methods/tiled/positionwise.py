@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from actbench.packing.linearkinds import is_conv1d
 from actbench.packing.packer import own_tensors
+from actbench.packing.replacement import is_conv1d
 
 _SIZES = (3, 7), (5, 11)
 """Rows of a batch and positions of a row, in two runs; what differs between them follows from the length."""

@@ -11,10 +11,9 @@ from actbench.methods.tiled.forward import UNCOMPILABLE, TiledForward
 from actbench.methods.tiled.positionwise import linear_layers, why_not
 from actbench.model.gradient import Gradient
 from actbench.model.records import Site
-from actbench.packing.nesting import refuse_hooks_inside
 from actbench.packing.refusals import refuse_compiled
 from actbench.packing.replacement import census
-from actbench.packing.wrapped import bind_entries, unbind_entries
+from actbench.packing.wrapped import bind_entries, refuse_hooks_inside, unbind_entries
 from actbench.scheme.base import Change, Scheme
 from actbench.scheme.card import Card
 from actbench.scheme.facets import Facet, LossyForward

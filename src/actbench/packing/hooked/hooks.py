@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from actbench.ops.hostmemory import is_elsewhere
 from actbench.packing import Packed, SavedTensors, SiteState, samplegradients, savedtensors
 from actbench.packing.codecs import Logarithms, Unpacked, logarithms
+from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.hooked.attention import attention_rules
 from actbench.packing.hooked.occurrences import Occurrences
 from actbench.packing.hooked.oprules import (
@@ -26,13 +27,15 @@ from actbench.packing.hooked.oprules import (
     op_rules,
     statistic,
 )
-from actbench.packing.hooked.widths import bits_here
 from actbench.packing.packer import StaysHere, own_tensors
 from actbench.packing.refusals import refuse_second_order
 from actbench.packing.wrapped import Intercepted, Rules, given_by_others
 
 PROBE_BITS = 2
 """Bits at which a tensor is packed once more, to see what its error does to the gradient."""
+
+_bits_of_layer: ContextVar[int | None] = ContextVar("_bits_of_layer", default=None)
+"""Bits of what the running layer saves, or None where no layer has bits of its own."""
 
 
 class PackedAtSite(NamedTuple):
@@ -155,7 +158,7 @@ class Hooks:
         ``maker`` is what :func:`maker_of` says of it, where that is known.
         """
         site = SiteState("truth values", 1) if tensor.dtype == torch.bool else self.sites.site(tensor)
-        if tensor.dtype != torch.bool and (bits := bits_here()) is not None:
+        if tensor.dtype != torch.bool and (bits := _bits_of_layer.get()) is not None:
             site.bits = bits
         operator = current_rule()
         site.row, site.product = operator.row, operator.is_product
@@ -199,7 +202,7 @@ class OwnHooks(Hooks):
 
 def _innermost() -> Any:
     """Return the pack hook that a tensor saved now would go to; inside a checkpoint it is not ours."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # True: also while a graph is traced
     return None if hooks is None else hooks[0]
 
 
@@ -219,3 +222,19 @@ def activated(hooks: Hooks) -> Iterator[None]:
         yield
     finally:
         _active.reset(token)
+
+
+class WidthForward(ReboundForward):
+    """A forward whose saved tensors have bits of their own; layers inside with bits of theirs come first."""
+
+    def __init__(self, module: nn.Module, bits: int) -> None:
+        super().__init__(module)
+        self.bits = bits
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the layer."""
+        token = _bits_of_layer.set(self.bits)
+        try:
+            return self.inner(self.module, *args, **kwargs)
+        finally:
+            _bits_of_layer.reset(token)

@@ -21,8 +21,7 @@ from actbench.methods.fewbit.piecewise import Piecewise
 from actbench.methods.fewbit.stepwise import StepwiseActivation
 from actbench.model.records import Unreached
 from actbench.packing import SavedTensors, SiteState
-from actbench.packing.linearkinds import is_conv1d
-from actbench.packing.replacement import made_class, parametrized, standing_in
+from actbench.packing.replacement import is_conv1d, made_class, parametrized, standing_in
 
 _C: Any = torch._C._nn
 

@@ -11,7 +11,7 @@ from actbench.errors import ConversionError
 from actbench.methods.parallel.tensor.crossings import Entry, Exit, SequenceEntry, SequenceExit, SummedGradients
 from actbench.methods.parallel.tensor.plan import Cut, Place, Plan
 from actbench.methods.parallel.tensor.ranks import OwnNumbers, Ranks
-from actbench.packing.linearkinds import is_conv1d
+from actbench.packing.replacement import is_conv1d
 
 
 def check(model: nn.Module, plan: Plan, size: int, scheme: str) -> None:
