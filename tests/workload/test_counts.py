@@ -11,7 +11,7 @@ import pytest
 from actbench.errors import ModelError
 from actbench.model.records import Case
 from actbench.workload import load_workload
-from actbench.workload.counts import check_counts
+from actbench.workload.huggingface import check_counts
 
 LLAMA = {
     "model_type": "llama",

@@ -169,7 +169,10 @@ def _named(name: str, config: Any, source: Source) -> Choice:
     """Choose the class of this name, if transformers has it for the config."""
     for task, classes in tasks(config).items():
         for cls in classes:
-            if cls.__name__ == name and (task != "image-text-to-text" or _sees(cls)):
+            if cls.__name__ != name:
+                continue
+            # transformers also lists decoders of text alone for this task
+            if task != "image-text-to-text" or "pixel_values" in inspect.signature(cls.forward).parameters:
                 return Choice(task, cls)
     place = f"{source.place}: architectures names {_short(name)}"
     cls = _library_class(name)
@@ -225,11 +228,6 @@ def _is_fed(task: Task, cls: Any, config: Any) -> bool:
         case "pretraining":
             return config.model_type in _PRETRAINING or any(name in parameters for name in _PRETRAINING_LABELS)
     return True
-
-
-def _sees(cls: Any) -> bool:
-    """Return whether a class reads images; transformers also lists text decoders among such classes."""
-    return "pixel_values" in inspect.signature(cls.forward).parameters
 
 
 def _able(config: Any) -> str:

@@ -208,5 +208,4 @@ def _sizes(batch: Batch) -> list[torch.Size]:
 
 
 def _lacks(batch: Batch, error: KeyError) -> bool:
-    """Whether an error names a key that a batch lacks."""
     return len(error.args) == 1 and isinstance(error.args[0], str) and error.args[0] not in batch

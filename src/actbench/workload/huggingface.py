@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import difflib
 import functools
+import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +27,16 @@ from actbench.simulator.overrides import missing_kernels
 from actbench.workload import architectures, base, batches, folder, losses, narrow, sources, text
 from actbench.workload.base import construct, float_type
 from actbench.workload.batches import image_part
-from actbench.workload.counts import check_counts
 from actbench.workload.generation import generating
 from actbench.workload.names import ModelName
 from actbench.workload.sources import Source
+
+_MOST_COUNTED: Final = (
+    (re.compile(r"labels|classes"), 1_000_000),  # extreme classification has 670,000
+    (re.compile(r"layer|block(?!_size)|stage|depth|expert|predict"), 100_000),
+    (re.compile(r"(?:^|_)(?:num|n)_"), 10_000_000),
+)
+"""The most that an integer may be by its name; the first name that is found counts."""
 
 _TRAINABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -295,3 +302,30 @@ def _judge(module: PreTrainedModel, report: dict[str, Any], spec: str, files: tu
         return ()
     named = ", ".join(missing[:4]) + (", …" if len(missing) > 4 else "")
     return (f"{spec}: {len(missing)} of {total} tensors are not in the weights and start at random: {named}",)
+
+
+def check_counts(config: Mapping[str, Any], place: str) -> None:
+    """Check the counts in a config and in those inside it, before a constructor sees them.
+
+    Other integers, such as sizes, are those of tensors; torch refuses what does not fit the memory.
+
+    Raises:
+        ModelError: One is larger than that of any model; ``place`` says where.
+    """
+    for name, value in _integers(config, ""):
+        most = next((most for pattern, most in _MOST_COUNTED if pattern.search(name)), None)
+        if most is not None and value > most:
+            raise ModelError(f"{place}: {name} is {value:,}, and may be {most:,} at most; correct the config")
+
+
+def _integers(value: Any, name: str) -> Iterator[tuple[str, int]]:
+    """Yield the integers of a config, at any depth, with the names that they have there."""
+    waiting = [(name, value)]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += value.items()
+        elif isinstance(value, list):
+            waiting += [(name, each) for each in value]
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield name, value
