@@ -99,7 +99,10 @@ class _Search:
         width = self.failing - self.fitting
         guess = self._line() if self._lines < _PATIENCE else None
         if guess is None or not self.fitting <= guess < self.failing:
-            self._try(self._stride_ahead())
+            # away from the last trial by a stride that doubles, and never passes the middle
+            stride = min(self._stride, width // 2)
+            self._stride *= 2
+            self._try(self.fitting + stride if self._upwards else self.failing - stride)
             self._lines = 0
             return
         self._try(max(guess, self.fitting + 1))
@@ -127,12 +130,6 @@ class _Search:
         else:
             self.failing = batch
         self._upwards = trial.fits
-
-    def _stride_ahead(self) -> int:
-        """Return the next batch, away from the last trial by a stride that doubles but never passes the middle."""
-        stride = min(self._stride, (self.failing - self.fitting) // 2)
-        self._stride *= 2
-        return self.fitting + stride if self._upwards else self.failing - stride
 
     def _line(self) -> int | None:
         """Return the batch where the line through the two peaks nearest to the limit meets it, or None."""
