@@ -13,7 +13,7 @@ from actbench.methods.checkpointing.scheme import Checkpoint
 from actbench.methods.fewbit.scheme import FewBit
 from actbench.methods.formats.encode import Encode
 from actbench.methods.formats.smaq import Smaq
-from actbench.methods.formats.structurewords import STRUCTURES
+from actbench.methods.formats.structures import STRUCTURES
 from actbench.methods.randomized.scheme import Randomized
 from actbench.model.advice import helping_changes
 from actbench.model.records import Phase

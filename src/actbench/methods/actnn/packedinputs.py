@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
@@ -45,7 +45,11 @@ def with_packed_inputs(
         setup.module, lambda cls: (norms or not is_norm(cls)) and (convolutions or not is_convolution(cls))
     )
     if not convolutions:
-        left += tuple(_convolutions(setup.module))
+        left += tuple(
+            Unreached(path=path, kind=type(layer).__name__, reason=_NO_ROWS)
+            for path, layer in setup.module.named_modules()
+            if isinstance(layer, _ConvNd)
+        )
 
     def rule(layer: nn.Module, path: str) -> nn.Module | None:
         if not convolutions and isinstance(layer, _ConvNd):
@@ -58,9 +62,3 @@ def with_packed_inputs(
 
     model = CompressedForward.bind_on(scheme.name, setup.module, rule, packer, left, whole_model=not setup.path)
     return setup.changed(model, tuple(sites), left, by=Part(scheme.spec, acts=packer, idle=NOTHING_PACKED))
-
-
-def _convolutions(model: nn.Module) -> Iterator[Unreached]:
-    for path, layer in model.named_modules():
-        if isinstance(layer, _ConvNd):
-            yield Unreached(path=path, kind=type(layer).__name__, reason=_NO_ROWS)

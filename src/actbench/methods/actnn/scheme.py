@@ -188,6 +188,8 @@ class ActNN(Scheme):
     def _swapped(self, module: nn.Module, packer: SavedTensors) -> tuple[nn.Module, list[SiteState], list[Site]]:
         states: list[SiteState] = []  # those that bits are allocated to; a norm follows the one before it
         sites: list[Site] = []
+        kept = f"{self.setting('bits'):g} bits" if self.setting("compress") else "whole"
+        where = " in host memory" if self.setting("swap") else ""
 
         def rule(layer: nn.Module, path: str) -> nn.Module | None:
             if not self._converts(type(layer)):
@@ -197,7 +199,7 @@ class ActNN(Scheme):
             if isinstance(new, Compressed):
                 _seat(state, new, states)
             if new is not None:
-                becomes = self._becomes() if isinstance(new, Compressed) else "an exact small code"
+                becomes = f"input, {kept}{where}" if isinstance(new, Compressed) else "an exact small code"
                 sites.append(Site(path=path, was=f"nn.{type(layer).__name__}", becomes=becomes))
             return new  # type: ignore[no-any-return]
 
@@ -225,10 +227,6 @@ class ActNN(Scheme):
             becomes = f"saved tensors, {self.setting('bits'):g} bits"
             sites.append(Site(path=path, was=type(module).__name__, becomes=becomes))
         return sites
-
-    def _becomes(self) -> str:
-        where = " in host memory" if self.setting("swap") else ""
-        return f"input, {self.setting('bits'):g} bits{where}" if self.setting("compress") else f"input, whole{where}"
 
 
 def _seat(state: SiteState, layer: Compressed, states: list[SiteState]) -> None:

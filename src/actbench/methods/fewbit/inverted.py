@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from actbench.methods.fewbit.gated import Inversion
-from actbench.methods.fewbit.inplace import applied
 from actbench.methods.fewbit.ops.stepwise import encode
+from actbench.methods.fewbit.stepwise import applied
 from actbench.packing import savedtensors
 from actbench.packing.layout import as_it_lay, constants, in_order, memory_order
 from actbench.packing.precision import wide

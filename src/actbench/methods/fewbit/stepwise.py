@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from actbench.methods.fewbit.inplace import applied
 from actbench.methods.fewbit.ops import mask
 from actbench.methods.fewbit.ops.activate import activate
 from actbench.methods.fewbit.ops.stepwise import decode, encode
@@ -225,3 +224,20 @@ class StepwiseActivation(nn.Module):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.becomes})"
+
+
+def applied(function: type[Any], x: Tensor, exact: Callable[[Tensor], Tensor], *arguments: Any) -> Tensor:
+    """Return what an autograd function returns for x and an exact layer; if the layer works in place, that is x.
+
+    Where an autograd function overwrites an input of a graph that ``torch.compile`` makes, torch 2.11 to 2.15 computes
+    wrong gradients. So there it overwrites a copy, and the result is copied back; inductor makes neither copy.
+
+    Args:
+        function: An autograd function whose first arguments are x and ``exact``.
+        x: Its input.
+        exact: The layer.
+        arguments: Its further arguments.
+    """
+    overwrites = torch.compiler.is_compiling() and getattr(exact, "inplace", False)
+    found: Tensor = function.apply(x.clone() if overwrites else x, exact, *arguments)
+    return x.copy_(found) if overwrites else found

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, field_validator, model_validator
 from torch import nn, optim
@@ -24,17 +24,8 @@ from actbench.methods.formats.encoded.form import BY_PARAMETER
 from actbench.methods.formats.encodings import Encoding
 from actbench.methods.formats.optim.base import PackedOptimizer
 from actbench.methods.formats.optim.optimizers import packed
-from actbench.methods.formats.structurewords import (
-    STRUCTURES,
-    WAS,
-    Structure,
-    path,
-    replicated,
-    sharded,
-    without_optimizer,
-)
 from actbench.model.gradient import Gradient
-from actbench.model.records import Site
+from actbench.model.records import Site, Unreached
 from actbench.ops.library import DTYPES
 from actbench.packing import SavedTensors
 from actbench.packing.hooked import HookedForward, Hooks
@@ -55,6 +46,19 @@ from actbench.scheme.base import (
 from actbench.scheme.conditions import Limits
 from actbench.scheme.facets import Adaptive, Diagnosed, Facet, LossyForward, OwnOptimizer
 from actbench.scheme.setup import MakeOptimizer, Part, TrainingSetup
+
+Structure = Literal["weights", "gradients", "activations", "maps", "state"]
+STRUCTURES: tuple[Structure, ...] = get_args(Structure)
+_WITHOUT = "leave them out of on=; activations and maps work there"
+
+WAS = {
+    "weights": "weights",
+    "gradients": "weight gradients",
+    "activations": "activations",
+    "maps": "gradient maps",
+    "state": "optimizer state",
+}
+"""The five data structures in words."""
 
 _NO_MAPS = "no layer that the step calls returns a tensor that a gradient is asked of; leave maps out of on="
 _BY_PARAMETER = (*BY_PARAMETER, PackedOptimizer)
@@ -102,7 +106,7 @@ class EncodedStructures(Scheme):
         if self.forward == "lossy":
             yield LossyForward()
         if self._whole:
-            yield Limits(unsharded=": ".join(sharded(self._whole)))
+            yield Limits(unsharded=": ".join(_sharded(self._whole)))
         if "weights" in self.on:
             yield Adaptive(as_after_a_step=lambda setup: rounded(_trained(setup.module), self._unbiased))
         if "activations" in self.on and self.forward == "exact" and not {"maps", "gradients"} & set(self.on):
@@ -135,7 +139,7 @@ class EncodedStructures(Scheme):
         make = setup.make_optimizer
         sites = [self._site(each, setup.module) for each in self.on if each != "state" or make is not None]
         lacks_optimizer = "state" in self.on and make is None
-        unreached = (without_optimizer(self.number_format),) if lacks_optimizer else ()
+        unreached = (_without_optimizer(self.number_format),) if lacks_optimizer else ()
         packer = SavedTensors(Encoded(self.number_format))
         if "activations" in self.on:
             hooks = Hooks(packer, self._bits, small_codes(), whole_model=not setup.path)
@@ -168,7 +172,7 @@ class EncodedStructures(Scheme):
         self._check_others(setup)
         shared = self._named("weights", "gradients")
         if self._whole:
-            refuse_sharded(setup.module, *sharded(self._whole))
+            refuse_sharded(setup.module, *_sharded(self._whole))
         if setup.make_optimizer is None and (shared or self.on == ("state",)):
             raise ConversionError(
                 f"{self.spec}: {self._named('weights', 'gradients', 'state')} need the optimizer, which a model alone "
@@ -194,7 +198,7 @@ class EncodedStructures(Scheme):
             )
         taken = {site.path for site in setup.sites}
         for structure in self.on:
-            if structure != "activations" and path(structure) in taken:
+            if structure != "activations" and _path(structure) in taken:
                 raise ConversionError(
                     f"{self.spec}: another scheme stores {WAS[structure]} in a format; name them once"
                 )
@@ -226,11 +230,11 @@ class EncodedStructures(Scheme):
             return make
         gradients = PackedGradients(_trained(module), self.number_format) if "gradients" in self.on else None
         if shared or not self.number_format.stored:
-            module.register_forward_pre_hook(NotInParallel(*replicated(shared or WAS["state"])))
+            module.register_forward_pre_hook(NotInParallel(*_replicated(shared or WAS["state"])))
 
         def wrapped(module: nn.Module) -> optim.Optimizer:
             if self._whole:
-                refuse_sharded(module, *sharded(self._whole))
+                refuse_sharded(module, *_sharded(self._whole))
             optimizer = make(module)
             if "state" in self.on and self.number_format.stored:
                 optimizer = packed(optimizer, encoding=self.number_format)
@@ -250,7 +254,6 @@ class EncodedStructures(Scheme):
 
     @property
     def _bits(self) -> float:
-        """Bits of a stored element."""
         return 8 * self.number_format.packed_bytes((_ELEMENTS,), DTYPES[0]) / _ELEMENTS
 
     def _site(self, structure: Structure, module: nn.Module) -> Site:
@@ -263,8 +266,35 @@ class EncodedStructures(Scheme):
             trained = _trained(module)
             before = sum(parameter.nbytes for parameter in trained)
             after = sum(PackedGradients.bytes_of(parameter, self.number_format) for parameter in trained)
-        return Site(path=path(structure), was=WAS[structure], becomes=becomes, bytes_before=before, bytes_after=after)
+        return Site(path=_path(structure), was=WAS[structure], becomes=becomes, bytes_before=before, bytes_after=after)
 
 
 def _trained(module: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def _replicated(what: str) -> tuple[str, str]:
+    """Return what does not work with DDP, and why."""
+    why = "each process would pack its gradients before they are averaged, and round its weights differently"
+    return f"{what} in a number format", f"{why}; {_WITHOUT}"
+
+
+def _sharded(what: str) -> tuple[str, str]:
+    """Return what does not work with FSDP, and why."""
+    why = "each process holds a shard, whose ends are not those of the format's blocks, and FSDP reduces gradients"
+    return f"{what} in a number format", f"{why} by itself; {_WITHOUT}"
+
+
+def _path(structure: Structure) -> str:
+    """Return the path of a structure's site: the model's for activations, else its name in parentheses."""
+    return "" if structure == "activations" else f"({WAS[structure]})"
+
+
+def _without_optimizer(encoding: Encoding) -> Unreached:
+    """Return the report about the state of a setup without an optimizer."""
+    what = (
+        f'wrap it by actbench.optim.packed(optimizer, encoding="{encoding.spec}")'
+        if encoding.stored
+        else "apply the scheme to a TrainingSetup with make_optimizer, or leave state out of on="
+    )
+    return Unreached(path="", kind=WAS["state"], reason=f"the optimizer is not part of the model; {what}")

@@ -136,15 +136,13 @@ class SamplingProducts(Wrapper):
         """Run a pass, or a module of one."""
         around = checkpoint_hook()
         token = _entered.set(around)
+        functions = (torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__)
+        rules: Rules = {**small_codes(), **{each: partial(sampled_product, self.sketching, each) for each in functions}}
         try:
-            with Intercepted(self._rules(), only_if=lambda: checkpoint_hook() is around):
+            with Intercepted(rules, only_if=lambda: checkpoint_hook() is around):
                 return inner(module, *args, **kwargs)
         finally:
             _entered.reset(token)
-
-    def _rules(self) -> Rules:
-        functions = (torch.matmul, torch.bmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__)
-        return {**small_codes(), **{each: partial(sampled_product, self.sketching, each) for each in functions}}
 
 
 class SamplingForward(WrappedForward):

@@ -89,7 +89,10 @@ class Geometry:
         padding, dilation = padding if is_plain else 0, numbers(dilation, dims)
         pads: tuple[int, ...] = ()
         if padding == "same":
-            padding, pads = _same(kernel_size, dilation)
+            totals = [step * (size - 1) for step, size in zip(dilation, kernel_size, strict=True)]
+            padding = tuple(total // 2 for total in totals)
+            odd = tuple(pad for total in reversed(totals) for pad in (0, total % 2))  # one more on the far side
+            pads = odd if any(odd) else ()
         around = numbers(0 if isinstance(padding, str) else padding, dims)  # else the word is "valid"
         given = cls(numbers(stride, dims), around, dilation, groups, pads=pads)
         if transposed:
@@ -199,10 +202,3 @@ def _share_inside(geometry: Geometry, size: tuple[int, ...], kernel: tuple[int, 
         places = (window * stride - padding + tap * dilation for window in range(windows) for tap in range(taps))
         share *= sum(0 <= place < length for place in places) / (windows * taps)
     return share
-
-
-def _same(kernel: Sequence[int], dilation: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the padding on both sides, and the extra padding on one side if the sum is odd."""
-    totals = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
-    pads = tuple(pad for total in reversed(totals) for pad in (0, total % 2))
-    return tuple(total // 2 for total in totals), pads if any(pads) else ()

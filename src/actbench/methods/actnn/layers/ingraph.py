@@ -62,7 +62,9 @@ def give_form(layer: Any) -> None:
     if layer.form not in _layers:
         bare: Any = object.__new__(type(layer))
         vars(bare).update(vars(nn.Module()), **settings, form=None)
-        vars(bare).update(_reversed(values))
+        reversed_padding = "_reversed_padding_repeated_twice"  # of a convolution, from its padding
+        if reversed_padding in values:
+            vars(bare)[reversed_padding] = values[reversed_padding]
         for kind in ("_parameters", "_buffers"):
             vars(bare)[kind] = dict.fromkeys(values[kind])
         _layers[layer.form] = bare
@@ -70,11 +72,6 @@ def give_form(layer: Any) -> None:
 
 _OF_ONE = ("packer", "site", "form", "training", "forward")
 """Attributes that are no setting of a layer, or are made anew for its copy."""
-
-
-def _reversed(values: dict[str, Any]) -> dict[str, Any]:
-    name = "_reversed_padding_repeated_twice"  # of a convolution, from its padding
-    return {name: values[name]} if name in values else {}
 
 
 @torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]

@@ -237,7 +237,6 @@ def _lows(bases: NDArray[np.int16], known: Sequence[Configuration], chosen: NDAr
 
 
 def _widths(kept: Flags, known: Sequence[Configuration], chosen: NDArray[np.integer]) -> Counts:
-    """Return the bits of each field."""
     return _column(known, chosen, "field").repeat(kept.sum(1))
 
 

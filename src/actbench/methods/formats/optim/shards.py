@@ -123,7 +123,6 @@ def _in_rows(packed: Tensor, parameter: Tensor, storage: Storage, count: int, fi
 
 
 def _from_rows(rows: Tensor, storage: Storage, first: int = 0) -> Tensor:
-    """Return the packed vector of such rows."""
     return storage.from_units(rows.reshape(-1, storage.packed_bytes(storage.unit)), first)
 
 

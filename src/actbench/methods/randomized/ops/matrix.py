@@ -125,7 +125,7 @@ def _rademacher(blocks: int, seed: int, first: int, count: int, out: int) -> Non
     for block in prange(blocks):
         part = entries[block * BLOCK : (block + 1) * BLOCK]
         start = first + block * BLOCK
-        words = np.empty(BLOCK // 64 + 1, np.uint64)
+        words = np.empty(BLOCK // 64 + 1, np.uint64)  # one more: a block may begin inside a word
         fill_random(state, start // 64, words)
         skipped = start % 64
         for i in range(part.size):
@@ -140,7 +140,7 @@ def _gaussian(blocks: int, seed: int, first: int, table: np.ndarray, count: int,
     for block in prange(blocks):
         part = entries[block * BLOCK : (block + 1) * BLOCK]
         start = first + block * BLOCK
-        words = np.empty(BLOCK // 4 + 1, np.uint64)
+        words = np.empty(BLOCK // 4 + 1, np.uint64)  # as above
         fill_random(state, start // 4, words)
         indices = words.view(np.uint16)
         skipped = start % 4

@@ -55,6 +55,7 @@ def words_of(x: Tensor, group_size: int) -> Tensor:
     low, high = least.to(torch.bfloat16), most.to(torch.bfloat16)
     low = torch.where(low.to(least.dtype) > least, torch.nextafter(low, -torch.inf * largest), low)
     high = torch.where(high.to(most.dtype) < most, torch.nextafter(high, torch.inf * largest), high)
+    # + 0.0: no bound is -0.0, for which of two zeros is the least differs between devices
     low, high = (torch.clamp(bound, -largest, largest) + 0.0 for bound in (low, high))
     word = (low.view(torch.int16).int() & 0xFFFF) | (high.view(torch.int16).int() << 16)
     return torch.where(groups.float().isfinite().all(2), word, NAN_WORD)
@@ -75,6 +76,7 @@ def lanes_of(group_size: int) -> int:
 
 def bounds_of(words: Tensor) -> tuple[Tensor, Tensor]:
     """Return offset and maximum of words, as float32 tensors of their shape."""
+    # a bfloat16 is the upper half of a float32
     return (words << 16).view(torch.float32), (words & -65536).view(torch.float32)
 
 

@@ -110,7 +110,7 @@ def _mean_of(values: Tensor, block: int) -> Tensor:
     parts = pad(values, (0, 32 * thirty_twos - values.shape[1])).view(len(values), thirty_twos, 32)
     sums = _halved(parts)
     sums = sums.masked_fill(sums.double().abs() >= 2.0**128, torch.inf)  # float64, too
-    total = _halved(sums * 2.0**-10)
+    total = _halved(sums * 2.0**-10)  # exact, and no sum over a block, of at most 1,024 elements, overflows
     mean = total[:, None] / torch.full_like(values[:, :1], values.shape[1] / 1024)
     return mean.to(torch.bfloat16).to(values.dtype)
 

@@ -31,6 +31,7 @@ _FRACTION_BITS = 52
 
 def uniform(seed: Tensor, rows: int, size: int) -> Tensor:
     """Return ``size`` rows drawn with replacement, each with the same probability: (size,) int64."""
+    # the remainder of 63 bits prefers no row by more than rows / 2**63
     return (random_words(seed, 0, size) & _POSITIVE) % rows
 
 
@@ -41,7 +42,7 @@ def distinct(seed: Tensor, rows: int, size: int) -> Tensor:
 
 def fractions(seed: Tensor, size: int) -> Tensor:
     """Return ``size`` numbers from 0 to below 1: (size,) float64, of 52 random bits each."""
-    bits = random_words(seed, 0, size) & ((1 << _FRACTION_BITS) - 1)
+    bits = random_words(seed, 0, size) & ((1 << _FRACTION_BITS) - 1)  # a double holds each number of them exactly
     return bits.double() * 2.0**-_FRACTION_BITS
 
 
