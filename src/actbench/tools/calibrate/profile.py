@@ -152,7 +152,8 @@ def calibration_table(profile: DeviceTable, device: str, notes: Sequence[str]) -
     peaks["bytes"] = given["bandwidth"]
     rows = []
     for kind, table in given["efficiencies"].items():
-        reached = {name: table[name] for name in PRECISIONS if name in table} or {"bytes": table["memory"]}
+        reached: dict[str, float] = {name: table[name] for name in PRECISIONS if name in table}
+        reached = reached or {"bytes": table["memory"]}
         for name, share in reached.items():
             least = (given["launch"] + table["ramp"]) * _MICRO
             rows.append(_Reached(kind, name, share * peaks.get(name, peaks["fp32"]), share, least))
