@@ -88,6 +88,7 @@ def _uses_onednn(x: Tensor, weight: Tensor, stride: list[int], dilation: list[in
     if not available or not torch.backends.mkldnn.enabled or x.dtype == torch.float64:
         return False
     kernel = weight.shape[2:]
+    # the conditions of use_mkldnn: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/Convolution.cpp
     plain = max(stride) == 1 and max(dilation) == 1 and max(kernel) == 1
     if plain and x.shape[0] < 16 and torch.get_num_threads() == 1:
         return False
@@ -192,6 +193,7 @@ def _flash_attention_backward(args: Any, result: Any) -> int:
     """The gradient of the queries is summed in float32, in tiles of 128 rows; shared heads get one per query head."""
     _, query, key = args[:3]
     batch, heads, rows, width = query.shape
+    # dq_accum and softmax_d of mha_bwd: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp
     tiled: int = batch * heads * round_up(rows, 128)
     shared: int = 2 * bytes_of(key) // key.shape[1] * heads if key.shape[1] != heads else 0
     return tiled * round_up(width, 32) * 4 + tiled * 4 + shared

@@ -46,6 +46,7 @@ def mean_of(values: np.ndarray, block: int, sums: np.ndarray) -> int:
         half //= 2
     mean = np.float32(sums[0] / np.float32(np.float32(values.size) * np.float32(1 / 1024)))
     word = int(mean.view(np.uint32))
+    # to the nearest bfloat16, of a tie to the even one; the minimum keeps a NaN from running over into the sign
     return min((word & 0x7FFFFFFF) + 0x7FFF + (word >> 16 & 1), 0x7FFFFFFF) >> 16 | (word >> 31 << 15)
 
 
