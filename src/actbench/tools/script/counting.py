@@ -62,6 +62,7 @@ class Step:
         gradients: Names of the storages of gradients, which have ``gradients_bytes``.
         done: What the operators did.
         cyclic_bytes: What reference cycles held at the end, until Python's collector ran.
+        collected: Events before the collector ran, and after it.
         rows: Rows of its largest batch; None if nobody knows them.
         spans: What ran before its first pass and is no part of it.
     """
@@ -76,6 +77,7 @@ class Step:
     gradients: set[int] = field(default_factory=set)
     gradients_bytes: int = 0
     cyclic_bytes: int = 0
+    collected: tuple[int, int] = (0, 0)
     rows: int | None = None
     spans: list[Span] = field(default_factory=list)
     done: Sequence[Done] = ()
@@ -140,9 +142,10 @@ class Tracked(Counting):
 
     def end(self, step: Step) -> None:
         """Read the tracker before and after Python's collector ran."""
-        tracker, before = self._tracker, self._tracker.live_bytes
+        tracker, before, running = self._tracker, self._tracker.live_bytes, len(self._tracker.events)
         gc.collect()
         step.live_bytes, step.ended = tracker.live_bytes, len(tracker.events)
+        step.collected = running, step.ended
         step.cyclic_bytes = before - step.live_bytes
         step.peak_bytes, step.peak_at = tracker.peak_bytes, tracker.peak_at
 

@@ -360,7 +360,7 @@ class Simulation(Displayed):
         )
 
         def grown(steps: Sequence[Step]) -> Measurement:
-            made, keeper = self.tracker.events, self._keepers.line
+            made, keeper = self.tracker.events, self._keepers.found
             return with_growth(found, steps, made, self.lines.origins, held.of_model, keeper)
 
         if self._whole is None or seen is None:

@@ -171,15 +171,20 @@ def shown_name(case: Case) -> str:
 
 
 def _grows(record: MeasuredRecord, measured: Measurement) -> list[str]:
-    if measured.growth is None:
+    if (growth := measured.growth) is None:
         return []
-    rate, more, line = measured.growth.step_bytes, measured.growth.more_steps, measured.growth.line
+    rate, more, line = format_bytes(growth.step_bytes), growth.more_steps, growth.line
+    if growth.kind == "cycle":
+        made = f", made by {line}," if line else ""
+        when = "until Python's collector runs, which may be steps later"
+        return [f"{_what(record)} leaves {rate} a step in cycles of references{made} {when}."]
     full = ""
     if more is not None and measured.fits:
         before = measured.built.stopped_after if measured.built else None
         full = f", and runs out of memory after some {_rounded(more + (before or 0))} steps"
-    made = f": {measured.growth.keeper or 'it'} keeps what {line} makes" if line else ""
-    return [f"{_what(record)} grows by {format_bytes(rate)} a step{full}{made}."]
+    in_what = {"graph": " the graph of", "library": ", in a library,"}.get(growth.kind or "", "")
+    made = f": {growth.keeper or 'it'} keeps{in_what} what {line} makes" if line else ""
+    return [f"{_what(record)} grows by {rate} a step{full}{made}."]
 
 
 def _rounded(count: int) -> str:
