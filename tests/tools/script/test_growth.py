@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections import UserList, deque
 from collections.abc import Callable, Iterable
@@ -185,7 +186,7 @@ def where_no_line_fills_it() -> tuple[Callable[[Tensor, int], object], str]:
 
 def in_an_object_of_a_library() -> tuple[Callable[[Tensor, int], object], str]:
     outputs = UserList[Tensor]()
-    return lambda y, number: outputs.append(y), "self.data.append(item)"
+    return lambda y, number: outputs.append(y), "outputs.append(y)"
 
 
 @pytest.mark.parametrize(
@@ -233,14 +234,22 @@ class Circular:
 
 def test_what_waits_for_pythons_collector_is_growth_that_ends() -> None:
     def keep(y: Tensor, number: int) -> None:
-        Circular(y.detach().clone())
+        Circular(torch.cat([y.detach()] * 4))
 
     found = loop(keep)
 
     assert found.growth is not None
-    assert (found.growth.kind, found.growth.step_bytes) == ("cycle", KEPT)
-    assert "Circular(y.detach().clone())" in (found.growth.line or "")
+    assert (found.growth.kind, found.growth.step_bytes) == ("cycle", 4 * KEPT)
+    assert "Circular(torch.cat([y.detach()] * 4))" in (found.growth.line or "")
     assert not found.runs_out
+
+
+def test_cycles_that_a_script_lets_the_collector_free_are_no_growth() -> None:
+    def keep(y: Tensor, number: int) -> None:
+        Circular(torch.cat([y.detach()] * 4))
+        gc.collect()
+
+    assert loop(keep).growth is None
 
 
 class Twice(torch.autograd.Function):

@@ -70,13 +70,17 @@ def with_growth(
 def _with_cycles(
     found: Measurement, steps: Sequence[Step], events: Sequence[Event], origins: Mapping[int, Origin]
 ) -> Measurement:
-    rate = min((step.cyclic_bytes for step in steps), default=0)
+    if not all(step.collected for step in steps):
+        return found
+    sizes = {name: amount for name, amount in events if amount}
+    dropped = [
+        [(name, sizes[name]) for begun, ended in step.collected for name, amount in events[begun:ended] if not amount]
+        for step in steps
+    ]
+    rate = min((sum(amount for _, amount in each) for each in dropped), default=0)
     if not rate or rate < _MUCH * found.peak_bytes:
         return found
-    running, collected = steps[-1].collected
-    dropped = {name for name, amount in events[running:collected] if not amount}
-    held = ((name, amount) for name, amount in alive(events[:running]).items() if name in dropped)
-    grown = Growth(kind="cycle", step_bytes=rate, line=_line(held, origins))
+    grown = Growth(kind="cycle", step_bytes=rate, line=_line(dropped[-1], origins))
     return found.model_copy(update={"growth": grown})
 
 

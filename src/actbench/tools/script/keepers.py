@@ -42,7 +42,7 @@ _FILLING = frozenset(("add", "append", "appendleft", "extend", "insert", "put", 
 
 
 class Holder(NamedTuple):
-    """How a tensor is reached: the last name on the way to it, the file that uses the name, and what the name holds."""
+    """How a tensor is reached: the last name of the user's on the way to it, the file that uses it, and what it is."""
 
     name: str
     file: str
@@ -147,8 +147,9 @@ def _inside(holder: Holder, value: Any) -> Iterator[tuple[Holder, Any]]:
         yield holder, value.__self__
     elif not issubclass(kind, type | ModuleType):
         file = getattr(sys.modules.get(kind.__module__), "__file__", None) or holder.file
-        what: GrowthKind = "container" if file == holder.file or is_users(file) else "library"
-        yield from ((Holder(name, file, what), each) for name, each in getattr(value, "__dict__", {}).items())
+        # of what a library's object holds, the script's variable says more than an attribute
+        library = None if file == holder.file or is_users(file) else holder._replace(kind="library")
+        yield from ((library or Holder(name, file), each) for name, each in getattr(value, "__dict__", {}).items())
 
 
 def _filling(file: str, name: str, code: CodeType | None = None) -> Iterator[int]:

@@ -150,7 +150,8 @@ class Simulation(Displayed):
             self.tracker.real_form = RealForms(self.note).of
         cards = groups.cards_of_machine(processes, profile)
         self.memory = CardMemory(profile, self.tracker, memory_limit_bytes, cards, raise_oom=raise_oom)
-        self.steps = Steps(Tracked(self.tracker), self._ended, self.recorder)
+        self._counting = Tracked(self.tracker)
+        self.steps = Steps(self._counting, self._ended, self.recorder)
         self._blocks = StepBlocks(self.steps, self.tracker, self.recorder, is_on=reads_blocks)
         self.lines.is_on = scheme is None  # else the first step, which is without it, counts in no case
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
@@ -227,6 +228,7 @@ class Simulation(Displayed):
             if not self.profile.is_cuda:
                 stack.enter_context(kernels.recurrent_refused())
             stack.enter_context(self.lines.watching())
+            stack.enter_context(self._counting.watching())
             stack.enter_context(self.steps.followed())
             self.lines.ran = self._ran
             if self._whole is not None:
