@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actbench.model.measured import Growth, MeasuredRecord, Measurement, PeakParts, RunEvent
+from actbench.model.measured import Growth, GrowthKind, MeasuredRecord, Measurement, PeakParts, RunEvent
 from actbench.model.records import Built
 from actbench.model.scripts import Script
 from actbench.model.timeline import OTHER, Holder, Span, Timeline
@@ -18,19 +18,22 @@ from actbench.report.render.widths import fitted
 from actbench.report.tables.step import holders_table
 from actbench.tools.script.suggestions import Suggestion, free_remedies, suggestions
 from actbench.tools.script.tables import script_tables
-from actbench.tools.script.verdict import about_values, verdict
+from actbench.tools.script.verdict import about_values, in_short, verdict
 
 GIB, MIB = 1024**3, 1024**2
 MakeRecord = Callable[..., MeasuredRecord]
 
 
-def told(make_record: MakeRecord, *, limit: int | None = 24 * GIB, **fields: Any) -> list[str]:
-    """Return the verdict of a step in so much memory; ``memory_limit_bytes`` is that of the case."""
+def recorded(make_record: MakeRecord, *, limit: int | None = 24 * GIB, **fields: Any) -> MeasuredRecord:
+    """Return the record of a step in so much memory; ``memory_limit_bytes`` is that of the case."""
     usual = {"peak_bytes": 10 * GIB, "simulated": "cuda", "device_profile": "rtx-4090"}
     record = make_record(model="train.py", script=Script(target="train.py"), **usual | fields)
-    return verdict(
-        record.model_copy(update={"outcome": record.outcome.model_copy(update={"memory_limit_bytes": limit})})
-    )
+    return record.model_copy(update={"outcome": record.outcome.model_copy(update={"memory_limit_bytes": limit})})
+
+
+def told(make_record: MakeRecord, **fields: Any) -> list[str]:
+    """Return the verdict of a step that is :func:`recorded`."""
+    return verdict(recorded(make_record, **fields))
 
 
 def test_a_script_that_fits_has_so_much_to_spare(make_record: MakeRecord) -> None:
@@ -118,6 +121,20 @@ def test_a_script_that_grows_is_told_before_all_that_fits(make_record: MakeRecor
     over = told(make_record, growth=growth, peak_bytes=30 * GIB, over_limit_bytes=6 * GIB)
     assert over[0].startswith("train.py does not fit")
     assert over[1] == "train.py grows by 16.00 MiB a step: it keeps what a.py:3 y = f(x) makes."
+    assert over[:2] == in_short(recorded(make_record, growth=growth, peak_bytes=30 * GIB, over_limit_bytes=6 * GIB))
+
+
+def test_what_keeps_memory_is_said_by_its_kind(make_record: MakeRecord) -> None:
+    def said(kind: GrowthKind) -> list[str]:
+        growth = Growth(kind=kind, step_bytes=MIB, line="a.py:3 y = f(x)", keeper="a.py:4 kept.append(y)")
+        return in_short(recorded(make_record, growth=growth))
+
+    assert said("container")[0].endswith("a.py:4 kept.append(y) keeps what a.py:3 y = f(x) makes.")
+    assert said("graph")[0].endswith("a.py:4 kept.append(y) keeps the graph of what a.py:3 y = f(x) makes.")
+    assert said("library")[0].endswith("a.py:4 kept.append(y) keeps, in a library, what a.py:3 y = f(x) makes.")
+    fits, cycle = said("cycle")
+    assert "fits" in fits
+    assert "1.00 MiB a step in cycles of references, made by a.py:3 y = f(x), until" in cycle
 
 
 def test_a_cpu_has_no_context_and_a_failure_no_verdict(make_record: MakeRecord) -> None:

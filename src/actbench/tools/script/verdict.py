@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from actbench.model.context import CONTEXT_BYTES
-from actbench.model.measured import MeasuredRecord, Measurement, RunEvent
+from actbench.model.measured import Growth, MeasuredRecord, Measurement, RunEvent
 from actbench.model.records import Case, differ
 from actbench.report.advice import needed_bytes
 from actbench.report.sentences import rows_of
@@ -22,17 +22,28 @@ def verdict(record: MeasuredRecord) -> list[str]:
     measured = record.outcome
     if not isinstance(measured, Measurement):
         return []
-    fits = [_fits(record, measured), *_reserved(measured)]
-    if measured.events:
-        fits = [_survives(record, measured)]
-    is_worst = not measured.fits or any(each.over_limit_bytes for each in measured.events)
-    lines = [*fits, *_grows(record, measured)] if is_worst else [*_grows(record, measured), *fits]
+    lines = in_short(record)
+    fits = [_survives(record, measured)] if measured.events else [_fits(record, measured), *_reserved(measured)]
+    lines += [each for each in fits if each not in lines]
     if (seconds := step_time(measured.step_seconds)) is not None:
         lines.append(f"A step takes {format_seconds(seconds.value)}, measured.")
     if measured.simulated == "cuda" and not _is_whole_card(record):
         context = format_bytes(CONTEXT_BYTES)
         lines.append(f"The CUDA context of a process takes some {context} more: the limit is taken as it was given.")
     return lines
+
+
+def in_short(record: MeasuredRecord) -> list[str]:
+    """Return whether memory runs out, and by what it grows: what grows until it is full is not said to fit."""
+    measured = record.outcome
+    if not isinstance(measured, Measurement):
+        return []
+    fits = _survives(record, measured) if measured.events else _fits(record, measured)
+    if measured.growth is None:
+        return [fits]
+    grows = _grows(record, measured, measured.growth)
+    is_full = not measured.fits or any(each.over_limit_bytes for each in measured.events)
+    return [fits, grows] if is_full or not measured.growth.is_lasting else [grows]
 
 
 def about_card(record: MeasuredRecord) -> str:
@@ -170,21 +181,19 @@ def shown_name(case: Case) -> str:
     return case.model.replace(script.target, Path(script.target).name, 1)
 
 
-def _grows(record: MeasuredRecord, measured: Measurement) -> list[str]:
-    if (growth := measured.growth) is None:
-        return []
+def _grows(record: MeasuredRecord, measured: Measurement, growth: Growth) -> str:
     rate, more, line = format_bytes(growth.step_bytes), growth.more_steps, growth.line
     if growth.kind == "cycle":
         made = f", made by {line}," if line else ""
         when = "until Python's collector runs, which may be steps later"
-        return [f"{_what(record)} leaves {rate} a step in cycles of references{made} {when}."]
+        return f"{_what(record)} leaves {rate} a step in cycles of references{made} {when}."
     full = ""
     if more is not None and measured.fits:
         before = measured.built.stopped_after if measured.built else None
         full = f", and runs out of memory after some {_rounded(more + (before or 0))} steps"
     in_what = {"graph": " the graph of", "library": ", in a library,"}.get(growth.kind or "", "")
     made = f": {growth.keeper or 'it'} keeps{in_what} what {line} makes" if line else ""
-    return [f"{_what(record)} grows by {rate} a step{full}{made}."]
+    return f"{_what(record)} grows by {rate} a step{full}{made}."
 
 
 def _rounded(count: int) -> str:
