@@ -84,7 +84,9 @@ def _fits(record: MeasuredRecord, measured: Measurement) -> str:
         return f"{what}: {needs}; how much memory {device_of(record)} has is not known."
     left = format_bytes(over if over is not None else max(0, limit - needed_bytes(measured)))
     fits, ending = "fits", f"{left} are to spare"
-    if over is not None:
+    if over is None:
+        ending += _ahead(measured)
+    else:
         ending = f"{left} are missing"
         fits = "may not fit" if measured.at_most else "does not fit"
         if not measured.at_most and over <= CONTEXT_BYTES and _is_whole_card(record):  # contexts differ
@@ -93,6 +95,16 @@ def _fits(record: MeasuredRecord, measured: Measurement) -> str:
             fits = "is expected to fit" if spare >= 0 else "is expected not to fit"
             ending = f"of what is expected {format_bytes(spare)} are to spare" if spare >= 0 else f"{left} are missing"
     return f"{what} {fits} {_where(record, limit)}: {needs} of {_room(record, limit)}; {ending}."
+
+
+def _ahead(measured: Measurement) -> str:
+    """Return what did not run and may need more, in words."""
+    found = []
+    if (built := measured.built) is not None and built.larger_batches is not None:
+        found.append(f"later batches of its data are {built.larger_batches:.1f} times as large as those that ran")
+    if built is not None and built.waiting_rows is not None:
+        found.append(f"a loader that did not run makes batches of {built.waiting_rows} rows")
+    return f", but {' and '.join(found)}: --whole runs them" if found else ""
 
 
 def _expected_spare(measured: Measurement, limit: int) -> int | None:
