@@ -334,8 +334,9 @@ def test_a_whole_run_is_told_by_its_worst_part(make_record: MakeRecord) -> None:
     fits = told(make_record, events=(step,))
     over = told(make_record, events=(step, evaluation))
     graphs = evaluation.model_copy(update={"has_graph": True})
-    outcomes = [make_record(events=(step, each)).outcome for each in (evaluation, graphs)]
-    free, free_of_graphs = (free_remedies(each) for each in outcomes if isinstance(each, Measurement))
+    large = evaluation.model_copy(update={"batch_bytes": 0})
+    outcomes = [make_record(events=(step, each)).outcome for each in (evaluation, graphs, large)]
+    free, free_of_graphs, free_of_large = (free_remedies(each) for each in outcomes if isinstance(each, Measurement))
 
     assert fits[0] == (
         "train.py fits on rtx-4090 in all parts of its run: its largest step needs 11.00 GiB of the 24.00 GiB beside "
@@ -348,6 +349,7 @@ def test_a_whole_run_is_told_by_its_worst_part(make_record: MakeRecord) -> None:
     assert f"{line} leaves 512.00 MiB on the card: move outputs" in free[0]
     assert free[0].endswith("(saves 20.00 GiB)")
     assert f"{line} records gradients" in free_of_graphs[0]
+    assert f"evaluation at {line} needs what another has left: make its batches smaller" in free_of_large[0]
     both = told(make_record, events=(step,), at_most=("why",), expected_bytes=7 * GIB)
     assert "its largest step needs at most 11.00 GiB (expected 7.00 GiB) of the 24.00 GiB" in both[0]
     failing = step.model_copy(update={"peak_bytes": 30 * GIB, "over_limit_bytes": 6 * GIB})

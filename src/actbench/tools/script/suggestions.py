@@ -91,6 +91,11 @@ def _of_evaluations(events: Iterable[RunEvent]) -> Iterator[str]:
                 f"each batch of the evaluation at {event.line} leaves {format_bytes(event.batch_bytes)} on the card: "
                 f"move outputs to the CPU as they come (of transformers' Trainer: eval_accumulation_steps=1){total}"
             )
+        elif event.over_limit_bytes and not event.has_graph:
+            yield (
+                f"no batch of the evaluation at {event.line} needs what another has left: make its batches smaller "
+                "(of transformers' Trainer: per_device_eval_batch_size)"
+            )
 
 
 def suggestions(measured: Measurement, most: int | None = MOST) -> list[Suggestion]:
