@@ -166,7 +166,7 @@ def _of(found: Measurement) -> tuple[Any, ...]:
 @pytest.mark.parametrize("profile", ["cpu", "cuda-16gib"])
 @pytest.mark.parametrize("prompt", [4, 48])
 @pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.sampled(fast=6, slow=12)
+@pytest.mark.sampled(fast=3, slow=15)
 def test_passes_that_are_skipped_change_no_byte(
     kind: str, prompt: int, profile: str, case_of: MakeCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
