@@ -240,6 +240,7 @@ class RunEvent(Data):
         count: How many times it was seen; the bytes are those of the largest.
         reserved_bytes: Most bytes that the allocator had of the card meanwhile; None for other devices.
         over_limit_bytes: Bytes needed beyond the memory limit; None if it fits.
+        expected_bytes: What it needs where half of what only a real run knows is chosen; None as of the measurement.
         batches: How many batches it has in the real run, if it was cut short: the bytes are then those of the real run,
             as far as memory grows from batch to batch.
         batch_bytes: What each batch of an evaluation leaves until its end; 0 if nothing, None of other parts.
@@ -252,6 +253,7 @@ class RunEvent(Data):
     peak_bytes: NonNegativeInt
     reserved_bytes: NonNegativeInt | None = None
     over_limit_bytes: PositiveInt | None = None
+    expected_bytes: NonNegativeInt | None = None
     batches: PositiveInt | None = None
     batch_bytes: NonNegativeInt | None = None
     has_graph: bool = False

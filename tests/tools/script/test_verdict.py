@@ -350,10 +350,21 @@ def test_a_whole_run_is_told_by_its_worst_part(make_record: MakeRecord) -> None:
     assert free[0].endswith("(saves 20.00 GiB)")
     assert f"{line} records gradients" in free_of_graphs[0]
     assert f"evaluation at {line} needs what another has left: make its batches smaller" in free_of_large[0]
-    both = told(make_record, events=(step,), at_most=("why",), expected_bytes=7 * GIB)
+    likely = step.model_copy(update={"expected_bytes": 7 * GIB})
+    both = told(make_record, events=(likely,), at_most=("why",), expected_bytes=7 * GIB)
     assert "its largest step needs at most 11.00 GiB (expected 7.00 GiB) of the 24.00 GiB" in both[0]
     failing = step.model_copy(update={"peak_bytes": 30 * GIB, "over_limit_bytes": 6 * GIB})
     spared = told(make_record, events=(failing,), at_most=("why",), expected_bytes=20 * GIB)
+    later = evaluation.model_copy(update={"expected_bytes": 25 * GIB})
+    other = told(
+        make_record,
+        events=(failing.model_copy(update={"expected_bytes": 9 * GIB}), later),
+        at_most=("why",),
+        expected_bytes=25 * GIB,
+    )
+    assert f"is expected to run out of memory at its evaluation of 40 batches ({line}), which needs at most" in other[0]
+    assert "which needs at most 26.00 GiB (expected 25.00 GiB): " in other[0]
+    assert "its largest step needs at most 30.00 GiB (expected 9.00 GiB)" in other[0]
     assert "is expected to fit on rtx-4090 in all parts of its run: its largest step needs at most 30.00" in spared[0]
 
 

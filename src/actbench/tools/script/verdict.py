@@ -132,7 +132,8 @@ def _survives(record: MeasuredRecord, measured: Measurement) -> str:
     limit = measured.memory_limit_bytes
     worst = measured.worst
     assert worst is not None
-    needed = f"its {named_part(worst)} needs {_bounded(measured, worst.needed_bytes, is_cut=bool(worst.batches))}"
+    most = _bounded(measured, worst.needed_bytes, worst.expected_bytes, is_cut=bool(worst.batches))
+    needed = f"its {named_part(worst)} needs {most}"
     if limit is None:
         return f"{_what(record)}: {needed}; how much memory {device_of(record)} has is not known."
     room = _room(record, limit)
@@ -141,28 +142,27 @@ def _survives(record: MeasuredRecord, measured: Measurement) -> str:
         left = format_bytes(max(0, limit - worst.needed_bytes))
         where = _where(record, limit)
         return f"{_what(record)} fits {where} in all parts of its run: {needed} of {room}; {left} are to spare."
-    first, spare = failing[0], _expected_spare(measured, limit)
+    spare = _expected_spare(measured, limit)
     if spare is not None and spare >= 0:
         fits = f"{_what(record)} is expected to fit {_where(record, limit)} in all parts of its run"
         return f"{fits}: {needed} of {room}; of what is expected {format_bytes(spare)} are to spare."
     may = "may run" if measured.at_most else "runs"
     if spare is not None:
         may = "is expected to run"
+        failing = [each for each in failing if (each.expected_bytes or each.needed_bytes) > limit] or failing
+    first = failing[0]
     what = "" if first is worst else f"; {needed}"
-    first_needs = format_bytes(first.needed_bytes)
-    if first is worst:
-        first_needs = _bounded(measured, first.needed_bytes, is_cut=False)
+    first_needs = _bounded(measured, first.needed_bytes, first.expected_bytes, is_cut=False)
     return (
         f"{_what(record)} {may} out of memory at its {named_part(first)}, which needs {first_needs}: "
         f"{format_bytes(first.over_limit_bytes or 0)} more than {room}{what}."
     )
 
 
-def _bounded(measured: Measurement, needed: int, *, is_cut: bool) -> str:
+def _bounded(measured: Measurement, needed: int, expected: int | None, *, is_cut: bool) -> str:
     """Return bytes with what is known of them: both numbers where only a real run knows a shape."""
     if not measured.at_most:
         return f"{'~' if measured.approximate or is_cut else ''}{format_bytes(needed)}"
-    expected = measured.expected_bytes
     likely = "" if expected is None else f" (expected {format_bytes(expected)})"
     return f"at most {format_bytes(needed)}{likely}"
 
@@ -177,7 +177,7 @@ def named_part(event: RunEvent) -> str:
 def _needs(record: MeasuredRecord, measured: Measurement) -> str:
     """Return which step needs what: where steps differ, the largest."""
     rows = rows_of(record.case, measured)
-    need = f"needs {_bounded(measured, needed_bytes(measured), is_cut=False)}"
+    need = f"needs {_bounded(measured, needed_bytes(measured), measured.expected_bytes, is_cut=False)}"
     if measured.peak_phase == "generation":
         return f"the script, which trains nothing, {need}"
     of = "" if rows is None else f" of {counted(rows, 'row')}"
