@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 from trainings import TRAINING, RunScript
+from wholeruns import TRAINER
 
 from actbench.model.measured import Measurement
 from actbench.tools.script.ahead import scan
@@ -45,6 +48,15 @@ def test_what_did_not_run_is_told_with_the_verdict(
     assert found.built.stopped_after == 3
     record = make_record(model="train.py")  # type: ignore[operator]
     assert in_short(record.model_copy(update={"outcome": found}))[0].endswith(f"{words}.")
+
+
+@pytest.mark.slow
+def test_a_trainer_that_has_not_evaluated_has_its_rows(run: RunScript, tmp_path: Path) -> None:
+    found = run(TRAINER.replace("OUT", str(tmp_path / "written")))
+
+    assert isinstance(found, Measurement)
+    assert found.built is not None
+    assert (found.built.batch_size, found.built.waiting_rows) == (8, 32)
 
 
 def test_a_scan_ends_where_batches_are_alike_and_reads_nothing_that_is_only_iterated() -> None:

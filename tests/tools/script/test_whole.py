@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from wholeruns import BEGIN, ENDINGS, GENERATES, GENERATIONS, MODELS
+from wholeruns import BEGIN, ENDINGS, GENERATES, GENERATIONS, MODELS, TRAINER
 
 from actbench.model.measured import Measurement, RunEvent
 from actbench.model.records import Case, Failure
@@ -96,38 +96,6 @@ def test_so_many_steps_of_a_run_are_traced_for_real(whole: Run) -> None:
     assert {event.part: event.count for event in found.events} == {"first step": 1, "step": 8}
     assert found.growth is not None
 
-
-TRAINER = """
-import torch
-from torch.utils.data import Dataset
-from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
-
-
-class Rows(Dataset):
-    def __init__(self, count):
-        self.count = count
-
-    def __len__(self):
-        return self.count
-
-    def __getitem__(self, i):
-        ids = torch.full((32,), 5)
-        return {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
-
-
-config = BertConfig(
-    vocab_size=1000, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=128,
-    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-)
-arguments = TrainingArguments(
-    "OUT", per_device_train_batch_size=8, per_device_eval_batch_size=32, num_train_epochs=1, eval_strategy="steps",
-    eval_steps=15, save_steps=15, report_to=[], disable_tqdm=True, use_cpu=False, optim="adamw_torch",
-)
-Trainer(
-    BertForMaskedLM(config), arguments, train_dataset=Rows(128), eval_dataset=Rows(320),
-    compute_metrics=lambda found: {"rows": len(found.predictions)},
-).train()
-"""
 
 LIGHTNING = """
 import lightning.pytorch as lightning

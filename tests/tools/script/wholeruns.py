@@ -230,6 +230,39 @@ GENERATIONS = {
     "with scores": "do_sample=False, output_scores=True, return_dict_in_generate=True",
 }
 
+TRAINER = """
+import torch
+from torch.utils.data import Dataset
+from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
+
+
+class Rows(Dataset):
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        ids = torch.full((32,), 5)
+        return {"input_ids": ids, "labels": ids, "attention_mask": torch.ones_like(ids)}
+
+
+config = BertConfig(
+    vocab_size=1000, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, intermediate_size=128,
+    hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+)
+arguments = TrainingArguments(
+    "OUT", per_device_train_batch_size=8, per_device_eval_batch_size=32, num_train_epochs=1, eval_strategy="steps",
+    eval_steps=15, save_steps=15, report_to=[], disable_tqdm=True, use_cpu=False, optim="adamw_torch",
+)
+Trainer(
+    BertForMaskedLM(config), arguments, train_dataset=Rows(128), eval_dataset=Rows(320),
+    compute_metrics=lambda found: {"rows": len(found.predictions)},
+).train()
+"""
+"""A Trainer that evaluates larger batches than it trains on; OUT is the folder to write to."""
+
 
 def scripts() -> Iterator[tuple[str, str, str]]:
     """Yield the name, the kind and the text of each script; FILE in a text is a path to write to."""
