@@ -47,6 +47,7 @@ def traces(model: str, blocks: tuple[str, ...], **settings: Any) -> Mapping[Hash
     return {each: simulated(spec(each * len(blocks), blocks), model, **settings)[1] for each in "cgo"}
 
 
+@pytest.mark.sampled(fast=2, slow=4)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_joined_step_is_the_simulated_one(model: str) -> None:
     settings, profile = MODELS[model], profiles.get(CARD)

@@ -107,6 +107,65 @@ def test_published_models_have_the_bytes_of_their_closed_form(model: str, layers
     assert found.peak_bytes >= found.weights_bytes + found.peak_parts.cache_bytes
 
 
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "gpt_oss": {  # openai/gpt-oss-20b: every second layer reads 128 tokens
+        "hidden_size": 2880,
+        "intermediate_size": 2880,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "num_local_experts": 32,
+        "num_experts_per_tok": 4,
+        "sliding_window": 128,
+        "layer_types": ["sliding_attention", "full_attention"] * 12,
+        "vocab_size": 201088,
+        "max_position_embeddings": 131072,
+    },
+    "deepseek_v2": {  # deepseek-ai/DeepSeek-V2-Lite: a latent vector of 512 and a rotated key of 64 for each token
+        "hidden_size": 2048,
+        "intermediate_size": 10944,
+        "moe_intermediate_size": 1408,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "head_dim": 64,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "first_k_dense_replace": 1,
+        "vocab_size": 102400,
+        "max_position_embeddings": 163840,
+    },
+}
+TOKENS = 4096 + 31
+PUBLISHED_BYTES = {
+    "gemma-3-4b": 2 * 4 * 256 * 2 * (29 * 1024 + 5 * TOKENS),  # every sixth of 34 layers reads all tokens
+    "gpt_oss": 2 * 8 * 64 * 2 * (12 * 128 + 12 * TOKENS),
+    "deepseek_v2": (512 + 64) * 2 * 27 * TOKENS,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", PUBLISHED_BYTES)
+def test_published_models_with_windows_or_latent_keys_have_the_bytes_of_their_closed_form(
+    kind: str, tmp_path: Path
+) -> None:
+    if kind in PUBLISHED:
+        own = {"model_type": kind, "architectures": CONFIGS[kind]["architectures"]}
+        (tmp_path / "config.json").write_text(json.dumps({**own, **PUBLISHED[kind]}))
+    model = str(tmp_path) if kind in PUBLISHED else kind
+    found = measure(Case(model=model, dtype="bfloat16", batch_size=1, sequence_length=4096, generate=32))
+
+    assert found.generated is not None
+    assert found.generated.cache_bytes == PUBLISHED_BYTES[kind]
+
+
 @pytest.mark.sampled(fast=1, slow=1)
 def test_a_static_cache_is_whole_from_the_start_and_one_of_fp8_has_a_fourth_of_the_bytes(case_of: MakeCase) -> None:
     static, fp8 = (measure(case_of("llama", cache=cache)).generated for cache in ("static", "fp8"))
@@ -166,7 +225,7 @@ def _of(found: Measurement) -> tuple[Any, ...]:
 @pytest.mark.parametrize("profile", ["cpu", "cuda-16gib"])
 @pytest.mark.parametrize("prompt", [4, 48])
 @pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.sampled(fast=6, slow=12)
+@pytest.mark.sampled(fast=3, slow=15)
 def test_passes_that_are_skipped_change_no_byte(
     kind: str, prompt: int, profile: str, case_of: MakeCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -177,10 +177,15 @@ FIRST_DIAGNOSTICS = {
 """Titles of the diagnostics that older records have as fields of the measurement."""
 
 
+GrowthKind = Literal["container", "graph", "library", "cycle"]
+
+
 class Growth(Data):
-    """Memory that each step of a script leaves on its device for good.
+    """Memory that each step of a script leaves on its device for good, or until Python's collector runs.
 
     Attributes:
+        kind: What keeps it: a ``container`` of the script, the ``graph`` behind its losses, an object of a ``library``,
+            or a ``cycle`` of references; None if that is not known, and in older records.
         step_bytes: How much each step leaves, at least.
         more_steps: After how many more steps the device is full; None if nobody knows its memory.
         line: The line of the script that made most of it, if it is known.
@@ -188,10 +193,16 @@ class Growth(Data):
             records.
     """
 
+    kind: GrowthKind | None = None
     step_bytes: PositiveInt
     more_steps: NonNegativeInt | None = None
     line: str | None = None
     keeper: str | None = None
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether nothing but the script can free it: Python's collector frees cycles, sooner or later."""
+        return self.kind != "cycle"
 
 
 RemedyName = Literal["zero_grad", "set_to_none", "del", "expandable_segments", "empty_cache"]
@@ -229,6 +240,7 @@ class RunEvent(Data):
         count: How many times it was seen; the bytes are those of the largest.
         reserved_bytes: Most bytes that the allocator had of the card meanwhile; None for other devices.
         over_limit_bytes: Bytes needed beyond the memory limit; None if it fits.
+        expected_bytes: What it needs where half of what only a real run knows is chosen; None as of the measurement.
         batches: How many batches it has in the real run, if it was cut short: the bytes are then those of the real run,
             as far as memory grows from batch to batch.
         batch_bytes: What each batch of an evaluation leaves until its end; 0 if nothing, None of other parts.
@@ -241,6 +253,7 @@ class RunEvent(Data):
     peak_bytes: NonNegativeInt
     reserved_bytes: NonNegativeInt | None = None
     over_limit_bytes: PositiveInt | None = None
+    expected_bytes: NonNegativeInt | None = None
     batches: PositiveInt | None = None
     batch_bytes: NonNegativeInt | None = None
     has_graph: bool = False
@@ -398,7 +411,8 @@ class Measurement(Displayed, OutcomeData):
     @property
     def runs_out(self) -> bool:
         """Whether memory is expected to run out: in a step, elsewhere in the run, or as each step leaves more."""
-        return not self.fits or self.growth is not None or any(each.over_limit_bytes for each in self.events)
+        grows = self.growth is not None and self.growth.is_lasting
+        return not self.fits or grows or any(each.over_limit_bytes for each in self.events)
 
     @property
     def state(self) -> str:

@@ -202,6 +202,9 @@ class Built(StoredData):
         stopped_after: Steps of a script after which it was ended; None if it ended by itself, and in older records.
         step_peaks: Peaks of the steps of a script that were compared, in their order; the largest is that of the
             measurement. Empty for a model, and in older records.
+        larger_batches: How many times as many bytes as the batches that ran a later batch of a script's data has; None
+            where none was found, or looked for.
+        waiting_rows: Rows of the batches of a loader that has not run, where they are more than ``batch_size``.
     """
 
     model_class: str
@@ -216,6 +219,8 @@ class Built(StoredData):
     refused: tuple[str, ...] = ()
     stopped_after: PositiveInt | None = None
     step_peaks: tuple[NonNegativeInt, ...] = ()
+    larger_batches: float | None = None
+    waiting_rows: PositiveInt | None = None
 
 
 class Site(StoredData):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
-from collections import deque
+from collections import UserList, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -183,19 +184,27 @@ def where_no_line_fills_it() -> tuple[Callable[[Tensor, int], object], str]:
     return lambda y, number: deque.append(ring, y), "ring"
 
 
+def in_an_object_of_a_library() -> tuple[Callable[[Tensor, int], object], str]:
+    outputs = UserList[Tensor]()
+    return lambda y, number: outputs.append(y), "outputs.append(y)"
+
+
 @pytest.mark.parametrize(
-    "make",
+    ("make", "kind"),
     [
-        in_a_list,
-        in_a_dictionary,
-        in_an_attribute,
-        by_the_graphs_of_losses,
-        by_the_graph_of_a_sum,
-        by_a_graph_of_packed_tensors,
-        where_no_line_fills_it,
+        (in_a_list, "container"),
+        (in_a_dictionary, "container"),
+        (in_an_attribute, "container"),
+        (by_the_graphs_of_losses, "graph"),
+        (by_the_graph_of_a_sum, "graph"),
+        (by_a_graph_of_packed_tensors, "graph"),
+        (where_no_line_fills_it, "container"),
+        (in_an_object_of_a_library, "library"),
     ],
 )
-def test_the_line_that_keeps_is_named(make: Callable[[], tuple[Callable[[Tensor, int], object], str]]) -> None:
+def test_the_line_that_keeps_is_named(
+    make: Callable[[], tuple[Callable[[Tensor, int], object], str]], kind: str
+) -> None:
     with actbench.simulate("rtx-4090") as card:
         keep, words = make()
         module = model().cuda()
@@ -211,7 +220,36 @@ def test_the_line_that_keeps_is_named(make: Callable[[], tuple[Callable[[Tensor,
     assert growth is not None
     assert growth.keeper is not None
     assert words in growth.keeper
+    assert growth.kind == kind
+    assert len(card.measurement.built.step_peaks) < 8  # type: ignore[union-attr]
     assert "y = module(torch.randn" in (growth.line or "")
+
+
+class Circular:
+    """Holds a tensor, and itself."""
+
+    def __init__(self, held: Tensor) -> None:
+        self.held, self.own = held, self
+
+
+def test_what_waits_for_pythons_collector_is_growth_that_ends() -> None:
+    def keep(y: Tensor, number: int) -> None:
+        Circular(torch.cat([y.detach()] * 4))
+
+    found = loop(keep)
+
+    assert found.growth is not None
+    assert (found.growth.kind, found.growth.step_bytes) == ("cycle", 4 * KEPT)
+    assert "Circular(torch.cat([y.detach()] * 4))" in (found.growth.line or "")
+    assert not found.runs_out
+
+
+def test_cycles_that_a_script_lets_the_collector_free_are_no_growth() -> None:
+    def keep(y: Tensor, number: int) -> None:
+        Circular(torch.cat([y.detach()] * 4))
+        gc.collect()
+
+    assert loop(keep).growth is None
 
 
 class Twice(torch.autograd.Function):

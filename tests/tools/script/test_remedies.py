@@ -77,6 +77,7 @@ def measured(tmp_path: Path, outcome: Callable[[Case], Measurement | Failure]) -
     return ran
 
 
+@pytest.mark.sampled(fast=1, slow=3)
 @pytest.mark.parametrize("kind", LOOPS)
 def test_a_remedy_saves_what_it_saves_for_real(kind: str, measured: Run) -> None:
     found = measured(kind, "simulated")

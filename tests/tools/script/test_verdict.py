@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actbench.model.measured import Growth, MeasuredRecord, Measurement, PeakParts, RunEvent
+from actbench.model.measured import Growth, GrowthKind, MeasuredRecord, Measurement, PeakParts, RunEvent
 from actbench.model.records import Built
 from actbench.model.scripts import Script
 from actbench.model.timeline import OTHER, Holder, Span, Timeline
@@ -18,19 +18,22 @@ from actbench.report.render.widths import fitted
 from actbench.report.tables.step import holders_table
 from actbench.tools.script.suggestions import Suggestion, free_remedies, suggestions
 from actbench.tools.script.tables import script_tables
-from actbench.tools.script.verdict import about_values, verdict
+from actbench.tools.script.verdict import about_values, in_short, verdict
 
 GIB, MIB = 1024**3, 1024**2
 MakeRecord = Callable[..., MeasuredRecord]
 
 
-def told(make_record: MakeRecord, *, limit: int | None = 24 * GIB, **fields: Any) -> list[str]:
-    """Return the verdict of a step in so much memory; ``memory_limit_bytes`` is that of the case."""
+def recorded(make_record: MakeRecord, *, limit: int | None = 24 * GIB, **fields: Any) -> MeasuredRecord:
+    """Return the record of a step in so much memory; ``memory_limit_bytes`` is that of the case."""
     usual = {"peak_bytes": 10 * GIB, "simulated": "cuda", "device_profile": "rtx-4090"}
     record = make_record(model="train.py", script=Script(target="train.py"), **usual | fields)
-    return verdict(
-        record.model_copy(update={"outcome": record.outcome.model_copy(update={"memory_limit_bytes": limit})})
-    )
+    return record.model_copy(update={"outcome": record.outcome.model_copy(update={"memory_limit_bytes": limit})})
+
+
+def told(make_record: MakeRecord, **fields: Any) -> list[str]:
+    """Return the verdict of a step that is :func:`recorded`."""
+    return verdict(recorded(make_record, **fields))
 
 
 def test_a_script_that_fits_has_so_much_to_spare(make_record: MakeRecord) -> None:
@@ -118,6 +121,20 @@ def test_a_script_that_grows_is_told_before_all_that_fits(make_record: MakeRecor
     over = told(make_record, growth=growth, peak_bytes=30 * GIB, over_limit_bytes=6 * GIB)
     assert over[0].startswith("train.py does not fit")
     assert over[1] == "train.py grows by 16.00 MiB a step: it keeps what a.py:3 y = f(x) makes."
+    assert over[:2] == in_short(recorded(make_record, growth=growth, peak_bytes=30 * GIB, over_limit_bytes=6 * GIB))
+
+
+def test_what_keeps_memory_is_said_by_its_kind(make_record: MakeRecord) -> None:
+    def said(kind: GrowthKind) -> list[str]:
+        growth = Growth(kind=kind, step_bytes=MIB, line="a.py:3 y = f(x)", keeper="a.py:4 kept.append(y)")
+        return in_short(recorded(make_record, growth=growth))
+
+    assert said("container")[0].endswith("a.py:4 kept.append(y) keeps what a.py:3 y = f(x) makes.")
+    assert said("graph")[0].endswith("a.py:4 kept.append(y) keeps the graph of what a.py:3 y = f(x) makes.")
+    assert said("library")[0].endswith("a.py:4 kept.append(y) keeps, in a library, what a.py:3 y = f(x) makes.")
+    fits, cycle = said("cycle")
+    assert "fits" in fits
+    assert "1.00 MiB a step in cycles of references, made by a.py:3 y = f(x), until" in cycle
 
 
 def test_a_cpu_has_no_context_and_a_failure_no_verdict(make_record: MakeRecord) -> None:
@@ -317,8 +334,9 @@ def test_a_whole_run_is_told_by_its_worst_part(make_record: MakeRecord) -> None:
     fits = told(make_record, events=(step,))
     over = told(make_record, events=(step, evaluation))
     graphs = evaluation.model_copy(update={"has_graph": True})
-    outcomes = [make_record(events=(step, each)).outcome for each in (evaluation, graphs)]
-    free, free_of_graphs = (free_remedies(each) for each in outcomes if isinstance(each, Measurement))
+    large = evaluation.model_copy(update={"batch_bytes": 0})
+    outcomes = [make_record(events=(step, each)).outcome for each in (evaluation, graphs, large)]
+    free, free_of_graphs, free_of_large = (free_remedies(each) for each in outcomes if isinstance(each, Measurement))
 
     assert fits[0] == (
         "train.py fits on rtx-4090 in all parts of its run: its largest step needs 11.00 GiB of the 24.00 GiB beside "
@@ -331,10 +349,22 @@ def test_a_whole_run_is_told_by_its_worst_part(make_record: MakeRecord) -> None:
     assert f"{line} leaves 512.00 MiB on the card: move outputs" in free[0]
     assert free[0].endswith("(saves 20.00 GiB)")
     assert f"{line} records gradients" in free_of_graphs[0]
-    both = told(make_record, events=(step,), at_most=("why",), expected_bytes=7 * GIB)
+    assert f"evaluation at {line} needs what another has left: make its batches smaller" in free_of_large[0]
+    likely = step.model_copy(update={"expected_bytes": 7 * GIB})
+    both = told(make_record, events=(likely,), at_most=("why",), expected_bytes=7 * GIB)
     assert "its largest step needs at most 11.00 GiB (expected 7.00 GiB) of the 24.00 GiB" in both[0]
     failing = step.model_copy(update={"peak_bytes": 30 * GIB, "over_limit_bytes": 6 * GIB})
     spared = told(make_record, events=(failing,), at_most=("why",), expected_bytes=20 * GIB)
+    later = evaluation.model_copy(update={"expected_bytes": 25 * GIB})
+    other = told(
+        make_record,
+        events=(failing.model_copy(update={"expected_bytes": 9 * GIB}), later),
+        at_most=("why",),
+        expected_bytes=25 * GIB,
+    )
+    assert f"is expected to run out of memory at its evaluation of 40 batches ({line}), which needs at most" in other[0]
+    assert "which needs at most 26.00 GiB (expected 25.00 GiB): " in other[0]
+    assert "its largest step needs at most 30.00 GiB (expected 9.00 GiB)" in other[0]
     assert "is expected to fit on rtx-4090 in all parts of its run: its largest step needs at most 30.00" in spared[0]
 
 

@@ -120,6 +120,7 @@ class Allocations(Counting):
         step.live_bytes = self._unseen_bytes + trace.live_bytes(str(collected))
         step.cyclic_bytes = trace.live_bytes(str(ended)) - trace.live_bytes(str(collected))
         step.begun, step.updating, step.ended = until(begun), until(step.updating), until(ended)
+        step.collected = [(step.ended, until(collected))]
         step.forwards = [(until(first), until(last)) for first, last in step.forwards]
         for span in step.spans:  # which end before the step begins
             moments = (1 + trace.events_until(str(each)) for each in (span.begun, span.ended, *span.batches))

@@ -10,7 +10,7 @@ from actbench.model.measured import Advised, MeasuredRecord, Measurement
 from actbench.model.records import Case
 from actbench.report.sentences import rows_of
 from actbench.tools.script.suggestions import free_remedies, run_bytes, suggestions
-from actbench.tools.script.verdict import verdict
+from actbench.tools.script.verdict import in_short
 from actbench.units import format_bytes, format_seconds
 
 WORTH_SECONDS: Final = 20.0
@@ -37,7 +37,7 @@ def judged(record: MeasuredRecord) -> list[str]:
     measured = record.outcome
     if not isinstance(measured, Measurement):
         return []
-    return [verdict(record)[0], *(f"Free of cost: {each}." for each in free_remedies(measured)[:1])]
+    return [*in_short(record), *(f"Free of cost: {each}." for each in free_remedies(measured)[:1])]
 
 
 def _remedy(case: Case, measured: Measurement, command: Command) -> Iterator[str]:

@@ -193,6 +193,8 @@ class Session:
             return RealRun(**options)
         options |= {"raise_oom": script.raise_oom, "processes": script.processes, "reads_blocks": self.reads_blocks}
         options["chosen"] = self.chosen
+        is_asked = stepped == self._say and not script.whole and not self._scheme.changes and not self.reads_blocks
+        options["looks_ahead"] = is_asked
         return Simulation(self._profile, **options)
 
     def _tell_passes(self, run: Simulation) -> None:

@@ -272,7 +272,7 @@ def _show(
     from actbench.tools.script.answer import answer, judged
     from actbench.tools.script.bar import peak_bar
     from actbench.tools.script.tables import script_tables
-    from actbench.tools.script.verdict import about_card, about_values, shown_name, verdict
+    from actbench.tools.script.verdict import about_card, about_values, in_short, shown_name, verdict
 
     unchanged, compares = records[0], len(records) > 1 or bool(columns)
     of_script = list(script_tables(unchanged.outcome))
@@ -300,7 +300,7 @@ def _show(
             printed.print(line)
     if compares:
         show(*shown, beside=exports, all_notes=is_verbose)
-    more = verdict(unchanged)[1:]
+    more = verdict(unchanged)[len(in_short(unchanged)) :]
     told = [] if is_quiet else about_values(unchanged)
     if not compares:
         told = [*shown[0].notes, *told]

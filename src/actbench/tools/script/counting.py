@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
 
+from actbench.device.patches import replaced
 from actbench.model.measured import RunPart
 from actbench.model.records import Phase
 from actbench.simulator.cost.recorder import Done
@@ -20,6 +22,8 @@ _ALIKE = 1e-4
 _LITTLE = 1e-6
 """The share of the bytes by which a step has to grow for anybody to care."""
 
+
+_collect = gc.collect  # a script that calls it leaves nothing to be found
 
 LOADS: tuple[RunPart, ...] = ("load", "resume")
 """Parts of a run that are one where they follow each other: what reads a file, and what takes over what was read."""
@@ -61,7 +65,8 @@ class Step:
         peak_at: Events before the peak.
         gradients: Names of the storages of gradients, which have ``gradients_bytes``.
         done: What the operators did.
-        cyclic_bytes: What reference cycles held at the end, until Python's collector ran.
+        cyclic_bytes: What reference cycles held at the end, until Python's collector ran; 0 where ``collected`` tells.
+        collected: Events before and after each time that the collector ran.
         rows: Rows of its largest batch; None if nobody knows them.
         spans: What ran before its first pass and is no part of it.
     """
@@ -76,6 +81,7 @@ class Step:
     gradients: set[int] = field(default_factory=set)
     gradients_bytes: int = 0
     cyclic_bytes: int = 0
+    collected: list[tuple[int, int]] = field(default_factory=list)
     rows: int | None = None
     spans: list[Span] = field(default_factory=list)
     done: Sequence[Done] = ()
@@ -124,6 +130,34 @@ class Tracked(Counting):
     def __init__(self, tracker: StorageTracker) -> None:
         self._tracker = tracker
         self.is_cuda = tracker.host_is_free
+        self._collected: list[tuple[int, int]] = []
+        self._collecting = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside the block, note when Python's collector runs by itself, as fake tensors let it do often."""
+
+        def runs(phase: str, info: dict[str, int]) -> None:
+            if phase == "start":
+                self._collecting = len(self._tracker.events)
+            elif self._collecting < len(self._tracker.events):
+                self._collected.append((self._collecting, len(self._tracker.events)))
+
+        def asked(own: Callable[..., int]) -> Callable[..., int]:
+            def collect(*generation: int, **named: int) -> int:
+                before = len(self._collected)
+                found = own(*generation, **named)
+                del self._collected[before:]
+                return found
+
+            return collect
+
+        gc.callbacks.append(runs)
+        try:
+            with replaced(gc, "collect", asked):
+                yield
+        finally:
+            gc.callbacks.remove(runs)
 
     def now(self, part: Phase = "forward") -> int:
         """Return the number of events; a sum of gradients that waits to be counted is counted now."""
@@ -140,10 +174,10 @@ class Tracked(Counting):
 
     def end(self, step: Step) -> None:
         """Read the tracker before and after Python's collector ran."""
-        tracker, before = self._tracker, self._tracker.live_bytes
-        gc.collect()
+        tracker = self._tracker
+        _collect()
         step.live_bytes, step.ended = tracker.live_bytes, len(tracker.events)
-        step.cyclic_bytes = before - step.live_bytes
+        step.collected, self._collected = self._collected, []
         step.peak_bytes, step.peak_at = tracker.peak_bytes, tracker.peak_at
 
     def begin(self) -> int:

@@ -97,7 +97,8 @@ def run_events(
         each += (_of_span(span, found) for span in step.spans)
         if began <= number <= len(steps):
             each.append(found.event(_part(step, is_first=number == began), step.begun, step.ended))
-    if growth is not None and first_epoch is not None and (more := (epoch_steps or 0) - first_epoch) > 0:
+    more = 0 if first_epoch is None else (epoch_steps or 0) - first_epoch
+    if growth is not None and growth.is_lasting and first_epoch is not None and more > 0:
         last = steps[first_epoch - 1]
         most = last.peak_bytes + more * growth.step_bytes
         each.append(found.event("last step", last.begun, last.ended, most, batches=epoch_steps))

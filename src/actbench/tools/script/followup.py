@@ -75,7 +75,11 @@ class Session(bench.Session):
         simulated = forked(_silent(other.run_as_it_is), min(limit, self._left()))
         if isinstance(simulated, Failure) or run_bytes(simulated) > run_bytes(found):
             return found
-        return found.model_copy(update={"expected_bytes": run_bytes(simulated)})
+        expected = {(each.part, each.line): each.needed_bytes for each in simulated.events}
+        events = tuple(
+            each.model_copy(update={"expected_bytes": expected.get((each.part, each.line))}) for each in found.events
+        )
+        return found.model_copy(update={"expected_bytes": run_bytes(simulated), "events": events})
 
     def _remedied(self, found: Measurement, advised: Advised, limit: float) -> Advised:
         """Return the advice with the numbers of the first scheme worth trying that can be simulated.

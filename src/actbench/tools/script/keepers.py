@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from actbench.errors import is_users
 from actbench.measuring.meters.peak import Event
+from actbench.model.measured import GrowthKind
 from actbench.tools.script.counting import Step
-from actbench.tools.script.growth import left_alive
+from actbench.tools.script.growth import Keeper, left_alive
 from actbench.tools.script.lines import Lines
 from actbench.tools.script.reading import Names
 
@@ -40,10 +42,11 @@ _FILLING = frozenset(("add", "append", "appendleft", "extend", "insert", "put", 
 
 
 class Holder(NamedTuple):
-    """How a tensor is reached: the last name on the way to it, and the file that uses the name."""
+    """How a tensor is reached: the last name of the user's on the way to it, the file that uses it, and what it is."""
 
     name: str
     file: str
+    kind: GrowthKind = "container"
 
 
 class Keepers:
@@ -54,12 +57,12 @@ class Keepers:
         lines: Tells which frames are the user's.
 
     Attributes:
-        line: The line, or the variable's name where no line fills it; None while neither is known.
+        found: What keeps it; None while that is not known.
     """
 
     def __init__(self, names: Names, lines: Lines) -> None:
         self._names, self._lines = names, lines
-        self.line: str | None = None
+        self.found: Keeper | None = None
 
     def look(self, steps: Sequence[Step], events: Sequence[Event], kept: Set[int]) -> None:
         """Look for what holds most of the bytes that the last steps left, if each left some.
@@ -70,7 +73,7 @@ class Keepers:
             kept: Names of weights, gradients and optimizer state.
         """
         last = steps[-_FEWEST:]
-        if self.line or len(last) < _FEWEST or not all(map(Step.has_grown_from, last[1:], last)):
+        if self.found or len(last) < _FEWEST or not all(map(Step.has_grown_from, last[1:], last)):
             return
         left = {
             name: amount for name, born, amount in left_alive(events, kept) if last[0].begun <= born < last[-1].begun
@@ -80,16 +83,21 @@ class Keepers:
         for holder, tensor in _reached(frames):
             for name in self._names.names([tensor]) & left.keys():
                 held[holder] += left.pop(name)
-        if not held or 2 * held.most_common(1)[0][1] < sum(left.values()) + held.total():
+        variables: Counter[tuple[str, str]] = Counter()  # one may hold outputs, and graphs behind them
+        for holder, amount in held.items():
+            variables[holder.name, holder.file] += amount
+        if not held or 2 * variables.most_common(1)[0][1] < sum(left.values()) + held.total():
             return
-        holder = held.most_common(1)[0][0]
+        most = variables.most_common(1)[0][0]
+        holder = max((each for each in held if each[:2] == most), key=held.__getitem__)
         codes = [frame.f_code for frame in frames]
         # of two variables of one name, that of a function that runs is meant
         running = ((code.co_filename, code) for code in codes)
         places = [(file, number) for file, code in running for number in _filling(file, holder.name, code)]
         files = dict.fromkeys([holder.file, *(code.co_filename for code in codes)])
         places += [(file, number) for file in files for number in _filling(file, holder.name)]
-        self.line = next((self._lines.text(*place) for place in places), holder.name)
+        line = next((self._lines.text(*place) for place in places), holder.name)
+        self.found = Keeper(line, holder.kind)
 
 
 def _reached(frames: Iterable[FrameType]) -> Iterator[tuple[Holder, Tensor]]:
@@ -118,6 +126,7 @@ def _inside(holder: Holder, value: Any) -> Iterator[tuple[Holder, Any]]:
     """Yield what an object holds, of a long container only its last elements."""
     kind = type(value)
     if issubclass(kind, Node):
+        holder = holder._replace(kind="graph")
         yield from ((holder, node) for node, _ in value.next_functions)
         for name in (each for each in dir(kind) if each.startswith("_raw_saved")):
             with suppress(RuntimeError):  # of a graph that a backward pass has freed
@@ -138,7 +147,9 @@ def _inside(holder: Holder, value: Any) -> Iterator[tuple[Holder, Any]]:
         yield holder, value.__self__
     elif not issubclass(kind, type | ModuleType):
         file = getattr(sys.modules.get(kind.__module__), "__file__", None) or holder.file
-        yield from ((Holder(name, file), each) for name, each in getattr(value, "__dict__", {}).items())
+        # of what a library's object holds, the script's variable says more than an attribute
+        library = None if file == holder.file or is_users(file) else holder._replace(kind="library")
+        yield from ((library or Holder(name, file), each) for name, each in getattr(value, "__dict__", {}).items())
 
 
 def _filling(file: str, name: str, code: CodeType | None = None) -> Iterator[int]:

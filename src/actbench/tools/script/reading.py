@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from actbench.measuring.meters import footprint
-from actbench.measuring.meters.meter import MemoryReading, held_by_cycles
+from actbench.measuring.meters.meter import MemoryReading
 from actbench.measuring.meters.peak import Communicated, Event, Moments, alive
 from actbench.measuring.meters.stepevents import UNKNOWN, Origin, StepEvents
 from actbench.model.ledger import OUTSIDE
@@ -259,6 +259,6 @@ def measurement(
         autocast=found.autocast,
         optimizer=found.optimizers or None,
         built=(built or Built(model_class=found.models)).model_copy(update={"head": found.head}),
-        warnings=(*warnings, *(held_by_cycles(step.cyclic_bytes, step.peak_bytes) if trains else ())),
+        warnings=tuple(warnings),
         timeline=whole.timeline(),
     )

@@ -130,7 +130,7 @@ class RealRun(TimedRun):
         made, of_model = self._allocations, self._held.of_model
 
         def grown(steps: Sequence[Step]) -> Measurement:
-            return with_growth(found, steps, made.events, made.origins, of_model, self._keepers.line)
+            return with_growth(found, steps, made.events, made.origins, of_model, self._keepers.found)
 
         if self._whole is None:
             found = grown(self.steps.steady(self._began))

@@ -38,6 +38,7 @@ from actbench.simulator.reserved import reserved_bytes as reserved
 from actbench.simulator.tracker import CheckedTracker, OnCard, StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
 from actbench.tools.script import compiled, groups, kernels, reading, remedies, sensors, sharing, vllm
+from actbench.tools.script.ahead import Ahead
 from actbench.tools.script.arrivals import on_arrival
 from actbench.tools.script.batches import Batches
 from actbench.tools.script.blocks import StepBlocks
@@ -97,6 +98,7 @@ class Simulation(Displayed):
         script: The user's file, if it is somewhere else.
         reads_blocks: Whether the measurement tells what each block of the model holds and takes.
         whole: Whether the script runs to its end, and all parts of its run are measured.
+        looks_ahead: Whether batches that did not run are looked at when the run ends.
         chosen: The share of elements that are taken to be chosen where only a real run knows which.
         warns: Whether a step that does not fit is a warning when the block has ended.
         stepped: Told of each step that ended, and of its number.
@@ -118,6 +120,7 @@ class Simulation(Displayed):
         script: Path | None = None,
         reads_blocks: bool = False,
         whole: bool = False,
+        looks_ahead: bool = False,
         chosen: float = 1.0,
         warns: bool = False,
         stepped: Callable[[int, Step], object] = lambda number, step: None,
@@ -150,13 +153,15 @@ class Simulation(Displayed):
             self.tracker.real_form = RealForms(self.note).of
         cards = groups.cards_of_machine(processes, profile)
         self.memory = CardMemory(profile, self.tracker, memory_limit_bytes, cards, raise_oom=raise_oom)
-        self.steps = Steps(Tracked(self.tracker), self._ended, self.recorder)
+        self._counting = Tracked(self.tracker)
+        self.steps = Steps(self._counting, self._ended, self.recorder)
         self._blocks = StepBlocks(self.steps, self.tracker, self.recorder, is_on=reads_blocks)
         self.lines.is_on = scheme is None  # else the first step, which is without it, counts in no case
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self.lines.fed, self.steps.passing = self._batches.fed, self.lines.begin_pass
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._whole = Whole(self.steps, self.lines.line, self._began, is_cut=True, note=self.note) if whole else None
+        self._ahead = Ahead() if looks_ahead else None
         self._works = Works()
         waited = self._works.synchronize
         self._mode = ScriptMode(self.bounds.at_most, self.bounds.share, waited, chosen)
@@ -215,7 +220,8 @@ class Simulation(Displayed):
             if not self.profile.is_cuda:
                 stack.enter_context(card_is_the_cpu())
             stack.enter_context(faked_when_registered(self._mode))
-            ordered = None if self._whole is None else self._whole.ordered
+            orders = self._whole or self._ahead
+            ordered = None if orders is None else orders.ordered
             compiler = kernels.uncompiled if self._inductor is None else self._inductor.compiling
             stack.enter_context(
                 prepared(self.note, **self._batches.loading, real=self.real, ordered=ordered, compiler=compiler)
@@ -227,10 +233,11 @@ class Simulation(Displayed):
             if not self.profile.is_cuda:
                 stack.enter_context(kernels.recurrent_refused())
             stack.enter_context(self.lines.watching())
+            stack.enter_context(self._counting.watching())
             stack.enter_context(self.steps.followed())
             self.lines.ran = self._ran
-            if self._whole is not None:
-                stack.enter_context(self._whole.followed())
+            if orders is not None:
+                stack.enter_context(orders.followed())
             if self._applied is None:
                 self.memory.watch(self._restart)
             self._stack = stack.pop_all()
@@ -336,6 +343,7 @@ class Simulation(Displayed):
         if profile.rates is not None and step.done and self.steps.trains:
             shares, passed = profile.efficiencies, self._blocks.passed(step)
             estimated = estimate(step.done, profile.rates, shares, asynchronous=profile.is_cuda, passed=passed)
+        built = self._batches.built(held.models, step, self.steps.peaks(self._began))
         found = reading.measurement(
             step,
             held,
@@ -350,7 +358,7 @@ class Simulation(Displayed):
             trains=self.steps.trains,
             memory_bytes=self.memory.limit_bytes,
             warnings=tuple(self.notes),
-            built=self._batches.built(held.models, step, self.steps.peaks(self._began)),
+            built=built if self._ahead is None else self._ahead.told(built),
             reserved_bytes=reserved,
             estimated=estimated,
             communication=communication(step.done),
@@ -360,7 +368,7 @@ class Simulation(Displayed):
         )
 
         def grown(steps: Sequence[Step]) -> Measurement:
-            made, keeper = self.tracker.events, self._keepers.line
+            made, keeper = self.tracker.events, self._keepers.found
             return with_growth(found, steps, made, self.lines.origins, held.of_model, keeper)
 
         if self._whole is None or seen is None:

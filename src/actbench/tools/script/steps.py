@@ -28,7 +28,7 @@ from actbench.simulator.optimizerstate import use_foreach
 from actbench.tools.script.counting import LOADS, Counting, Span, Step
 from actbench.tools.script.turns import Turns
 
-_MOST = 8
+_MOST = 7
 """Steps after which a run ends even if no two were equal: each batch may have its own shape."""
 
 

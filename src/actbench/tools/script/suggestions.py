@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from actbench.model.measured import Measurement, PeakParts, Remedy, RemedyName, RunEvent
+from actbench.model.measured import GrowthKind, Measurement, PeakParts, Remedy, RemedyName, RunEvent
 from actbench.model.timeline import Holder
 from actbench.report.advice import needed_bytes
 from actbench.units import format_bytes
@@ -54,13 +54,20 @@ _FREE: Mapping[RemedyName, str] = {
 }
 
 
+_KEPT: Mapping[GrowthKind | None, str] = {
+    None: "keep .item() of a number and .detach().cpu() of a tensor, of what {} makes",
+    "graph": "keep .item() or .detach() of a number, which leaves the graph of what {} makes",
+    "cycle": "what {} makes waits in a reference cycle: an autograd.Function keeps tensors by ctx.save_for_backward",
+}
+
+
 def free_remedies(measured: Measurement) -> list[str]:
     """Return what saves memory at no cost, in sentences with the bytes; nothing where there is room for good."""
     growth, found = measured.growth, [] if has_room(measured) else _of_worst(measured)
     told = [*_of_evaluations(measured.events)]
     told += [f"{_FREE[each.kind].format(each.line)} (saves {format_bytes(each.saved_bytes)})" for each in found]
     if growth is not None and growth.line:
-        kept = f"keep .item() of a number and .detach().cpu() of a tensor, of what {growth.line} makes"
+        kept = _KEPT.get(growth.kind, _KEPT[None]).format(growth.line)
         return [f"{kept} (saves {format_bytes(growth.step_bytes)} a step)", *told]
     return told
 
@@ -83,6 +90,11 @@ def _of_evaluations(events: Iterable[RunEvent]) -> Iterator[str]:
             yield (
                 f"each batch of the evaluation at {event.line} leaves {format_bytes(event.batch_bytes)} on the card: "
                 f"move outputs to the CPU as they come (of transformers' Trainer: eval_accumulation_steps=1){total}"
+            )
+        elif event.over_limit_bytes and not event.has_graph:
+            yield (
+                f"no batch of the evaluation at {event.line} needs what another has left: make its batches smaller "
+                "(of transformers' Trainer: per_device_eval_batch_size)"
             )
 
 

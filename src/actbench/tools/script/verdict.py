@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from actbench.model.context import CONTEXT_BYTES
-from actbench.model.measured import MeasuredRecord, Measurement, RunEvent
+from actbench.model.measured import Growth, MeasuredRecord, Measurement, RunEvent
 from actbench.model.records import Case, differ
 from actbench.report.advice import needed_bytes
 from actbench.report.sentences import rows_of
@@ -22,17 +22,28 @@ def verdict(record: MeasuredRecord) -> list[str]:
     measured = record.outcome
     if not isinstance(measured, Measurement):
         return []
-    fits = [_fits(record, measured), *_reserved(measured)]
-    if measured.events:
-        fits = [_survives(record, measured)]
-    is_worst = not measured.fits or any(each.over_limit_bytes for each in measured.events)
-    lines = [*fits, *_grows(record, measured)] if is_worst else [*_grows(record, measured), *fits]
+    lines = in_short(record)
+    fits = [_survives(record, measured)] if measured.events else [_fits(record, measured), *_reserved(measured)]
+    lines += [each for each in fits if each not in lines]
     if (seconds := step_time(measured.step_seconds)) is not None:
         lines.append(f"A step takes {format_seconds(seconds.value)}, measured.")
     if measured.simulated == "cuda" and not _is_whole_card(record):
         context = format_bytes(CONTEXT_BYTES)
         lines.append(f"The CUDA context of a process takes some {context} more: the limit is taken as it was given.")
     return lines
+
+
+def in_short(record: MeasuredRecord) -> list[str]:
+    """Return whether memory runs out, and by what it grows: what grows until it is full is not said to fit."""
+    measured = record.outcome
+    if not isinstance(measured, Measurement):
+        return []
+    fits = _survives(record, measured) if measured.events else _fits(record, measured)
+    if measured.growth is None:
+        return [fits]
+    grows = _grows(record, measured, measured.growth)
+    is_full = not measured.fits or any(each.over_limit_bytes for each in measured.events)
+    return [fits, grows] if is_full or not measured.growth.is_lasting else [grows]
 
 
 def about_card(record: MeasuredRecord) -> str:
@@ -73,7 +84,9 @@ def _fits(record: MeasuredRecord, measured: Measurement) -> str:
         return f"{what}: {needs}; how much memory {device_of(record)} has is not known."
     left = format_bytes(over if over is not None else max(0, limit - needed_bytes(measured)))
     fits, ending = "fits", f"{left} are to spare"
-    if over is not None:
+    if over is None:
+        ending += _ahead(measured)
+    else:
         ending = f"{left} are missing"
         fits = "may not fit" if measured.at_most else "does not fit"
         if not measured.at_most and over <= CONTEXT_BYTES and _is_whole_card(record):  # contexts differ
@@ -82,6 +95,16 @@ def _fits(record: MeasuredRecord, measured: Measurement) -> str:
             fits = "is expected to fit" if spare >= 0 else "is expected not to fit"
             ending = f"of what is expected {format_bytes(spare)} are to spare" if spare >= 0 else f"{left} are missing"
     return f"{what} {fits} {_where(record, limit)}: {needs} of {_room(record, limit)}; {ending}."
+
+
+def _ahead(measured: Measurement) -> str:
+    """Return what did not run and may need more, in words."""
+    found = []
+    if (built := measured.built) is not None and built.larger_batches is not None:
+        found.append(f"later batches of its data are {built.larger_batches:.1f} times as large as those that ran")
+    if built is not None and built.waiting_rows is not None:
+        found.append(f"a loader that did not run makes batches of {built.waiting_rows} rows")
+    return f", but {' and '.join(found)}: --whole runs them" if found else ""
 
 
 def _expected_spare(measured: Measurement, limit: int) -> int | None:
@@ -109,7 +132,8 @@ def _survives(record: MeasuredRecord, measured: Measurement) -> str:
     limit = measured.memory_limit_bytes
     worst = measured.worst
     assert worst is not None
-    needed = f"its {named_part(worst)} needs {_bounded(measured, worst.needed_bytes, is_cut=bool(worst.batches))}"
+    most = _bounded(measured, worst.needed_bytes, worst.expected_bytes, is_cut=bool(worst.batches))
+    needed = f"its {named_part(worst)} needs {most}"
     if limit is None:
         return f"{_what(record)}: {needed}; how much memory {device_of(record)} has is not known."
     room = _room(record, limit)
@@ -118,28 +142,27 @@ def _survives(record: MeasuredRecord, measured: Measurement) -> str:
         left = format_bytes(max(0, limit - worst.needed_bytes))
         where = _where(record, limit)
         return f"{_what(record)} fits {where} in all parts of its run: {needed} of {room}; {left} are to spare."
-    first, spare = failing[0], _expected_spare(measured, limit)
+    spare = _expected_spare(measured, limit)
     if spare is not None and spare >= 0:
         fits = f"{_what(record)} is expected to fit {_where(record, limit)} in all parts of its run"
         return f"{fits}: {needed} of {room}; of what is expected {format_bytes(spare)} are to spare."
     may = "may run" if measured.at_most else "runs"
     if spare is not None:
         may = "is expected to run"
+        failing = [each for each in failing if (each.expected_bytes or each.needed_bytes) > limit] or failing
+    first = failing[0]
     what = "" if first is worst else f"; {needed}"
-    first_needs = format_bytes(first.needed_bytes)
-    if first is worst:
-        first_needs = _bounded(measured, first.needed_bytes, is_cut=False)
+    first_needs = _bounded(measured, first.needed_bytes, first.expected_bytes, is_cut=False)
     return (
         f"{_what(record)} {may} out of memory at its {named_part(first)}, which needs {first_needs}: "
         f"{format_bytes(first.over_limit_bytes or 0)} more than {room}{what}."
     )
 
 
-def _bounded(measured: Measurement, needed: int, *, is_cut: bool) -> str:
+def _bounded(measured: Measurement, needed: int, expected: int | None, *, is_cut: bool) -> str:
     """Return bytes with what is known of them: both numbers where only a real run knows a shape."""
     if not measured.at_most:
         return f"{'~' if measured.approximate or is_cut else ''}{format_bytes(needed)}"
-    expected = measured.expected_bytes
     likely = "" if expected is None else f" (expected {format_bytes(expected)})"
     return f"at most {format_bytes(needed)}{likely}"
 
@@ -154,7 +177,7 @@ def named_part(event: RunEvent) -> str:
 def _needs(record: MeasuredRecord, measured: Measurement) -> str:
     """Return which step needs what: where steps differ, the largest."""
     rows = rows_of(record.case, measured)
-    need = f"needs {_bounded(measured, needed_bytes(measured), is_cut=False)}"
+    need = f"needs {_bounded(measured, needed_bytes(measured), measured.expected_bytes, is_cut=False)}"
     if measured.peak_phase == "generation":
         return f"the script, which trains nothing, {need}"
     of = "" if rows is None else f" of {counted(rows, 'row')}"
@@ -170,16 +193,19 @@ def shown_name(case: Case) -> str:
     return case.model.replace(script.target, Path(script.target).name, 1)
 
 
-def _grows(record: MeasuredRecord, measured: Measurement) -> list[str]:
-    if measured.growth is None:
-        return []
-    rate, more, line = measured.growth.step_bytes, measured.growth.more_steps, measured.growth.line
+def _grows(record: MeasuredRecord, measured: Measurement, growth: Growth) -> str:
+    rate, more, line = format_bytes(growth.step_bytes), growth.more_steps, growth.line
+    if growth.kind == "cycle":
+        made = f", made by {line}," if line else ""
+        when = "until Python's collector runs, which may be steps later"
+        return f"{_what(record)} leaves {rate} a step in cycles of references{made} {when}."
     full = ""
     if more is not None and measured.fits:
         before = measured.built.stopped_after if measured.built else None
         full = f", and runs out of memory after some {_rounded(more + (before or 0))} steps"
-    made = f": {measured.growth.keeper or 'it'} keeps what {line} makes" if line else ""
-    return [f"{_what(record)} grows by {format_bytes(rate)} a step{full}{made}."]
+    in_what = {"graph": " the graph of", "library": ", in a library,"}.get(growth.kind or "", "")
+    made = f": {growth.keeper or 'it'} keeps{in_what} what {line} makes" if line else ""
+    return f"{_what(record)} grows by {rate} a step{full}{made}."
 
 
 def _rounded(count: int) -> str:

@@ -14,19 +14,20 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from actbench.device.patches import replaced
 from actbench.model.measured import Growth, Measurement, RunEvent, RunPart
+from actbench.tools.script.ahead import scan
 from actbench.tools.script.arrivals import Change, changed, on_arrival, rebound
 from actbench.tools.script.counting import LOADS, Span, Step
 from actbench.tools.script.events import Bytes, run_events
@@ -50,8 +51,8 @@ EVALUATED = 6
 
 _SLOW_SECONDS = 5.0
 
-_SCAN_SECONDS, _SCANNED_ALIKE, _SCANNED = 10.0, 64, 100_000
-"""How long, over how many batches of one size, and over how many in all a loader's largest batch is looked for."""
+_SCAN_SECONDS = 10.0
+"""How long a loader's largest batch is looked for."""
 
 
 class Whole:
@@ -186,23 +187,13 @@ class Whole:
 
     def _largest_early(self, batches: Iterator[Any], load: Callable[[Any], Any], count: int | None) -> Iterator[Any]:
         """Return the batches with the largest one as the first that is asked for once there is optimizer state."""
-        ahead: list[Any] = []
-        sizes: list[int] = []
-        until = time.monotonic() + _SCAN_SECONDS
-        for batch in itertools.islice(batches, _SCANNED):
-            ahead.append(batch)
-            if batch is None or (isinstance(batch, list) and batch[:1] == [None]):
-                return itertools.chain(ahead, batches)  # a data set that can only be iterated: nothing is read ahead
-            sizes.append(_bytes(load(batch)))
-            if len(sizes) == _SCANNED_ALIKE and len(set(sizes)) == 1:
-                break
-            if time.monotonic() > until:
-                of = "many" if count is None else f"{count:,}"
-                self._note(
-                    f"the largest batch was looked for among {len(sizes):,} of {of} batches of a DataLoader, in "
-                    f"{_SCAN_SECONDS:.0f} s"
-                )
-                break
+        ahead, sizes, is_cut = scan(batches, load, _SCAN_SECONDS)
+        if is_cut:
+            of = "many" if count is None else f"{count:,}"
+            self._note(
+                f"the largest batch was looked for among {len(sizes):,} of {of} batches of a DataLoader, in "
+                f"{_SCAN_SECONDS:.0f} s"
+            )
         largest = ahead.pop(max(range(1, len(sizes)), key=sizes.__getitem__)) if len(sizes) > 1 else None
         return self._with_largest(largest, itertools.chain(ahead, batches))
 
@@ -454,14 +445,3 @@ def _length(loader: DataLoader[Any]) -> int | None:
         return len(loader)
     except TypeError:  # a data set that is only iterated
         return None
-
-
-def _bytes(value: Any) -> int:
-    """Return the bytes of the tensors in a batch."""
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, Mapping):
-        value = list(value.values())
-    if isinstance(value, list | tuple):
-        return sum(map(_bytes, value))
-    return sum(map(_bytes, vars(value).values())) if hasattr(value, "__dict__") else 0
