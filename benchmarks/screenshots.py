@@ -56,7 +56,7 @@ def live() -> None:
     for _, report in told[: last + 1]:
         seen.add(report)
     console = Console(file=io.StringIO(), record=True, width=COLUMNS, force_terminal=True)
-    console.print(memory_panel(case.title, seen, COLUMNS, elapsed=format_seconds(told[last][0])))
+    console.print(memory_panel(case.shown_model, seen, COLUMNS, elapsed=format_seconds(told[last][0])))
     drawing = re.sub(r"@font-face {{.*?}}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)  # a picture loads no fonts
     title = f"actbench run --live --device-profile {CARD} {SCRIPT}"
     (IMAGES / "live.svg").write_text(console.export_svg(title=title, code_format=drawing, unique_id="live") + "\n")

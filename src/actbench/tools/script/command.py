@@ -272,11 +272,11 @@ def _show(
     from actbench.tools.script.answer import answer, judged
     from actbench.tools.script.bar import peak_bar
     from actbench.tools.script.tables import script_tables
-    from actbench.tools.script.verdict import about_card, about_values, shown_name, verdict
+    from actbench.tools.script.verdict import about_card, about_values, verdict
 
     unchanged, compares = records[0], len(records) > 1 or bool(columns)
     of_script = list(script_tables(unchanged.outcome))
-    title = f"What does each scheme save on {shown_name(unchanged.case)}?"
+    title = f"What does each scheme save on {unchanged.case.shown_model}?"
     names = tuple(dict.fromkeys([*columns, *asked]))
     shown = report_tables(records, title, names if columns else (), never_hidden=names)
     export(
