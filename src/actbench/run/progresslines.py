@@ -48,11 +48,15 @@ class ProgressLines(Progress):
     Args:
         console: Where lines go.
         verbose: Whether each case that starts or ends, of a search too, has a line of its own.
+        silence_seconds: The longest time without a line.
     """
 
-    def __init__(self, console: Console, *, verbose: bool = False) -> None:
+    def __init__(
+        self, console: Console, *, verbose: bool = False, silence_seconds: float = WORTH_TELLING_SECONDS
+    ) -> None:
         self._console = console
         self._verbose = verbose
+        self._silence_seconds = silence_seconds
         self._lock = threading.RLock()
         self._total: int | None = 0
         self._pace = Paces()
@@ -167,7 +171,7 @@ class ProgressLines(Progress):
             now = time.monotonic()
             if self._pending is not None and now - self._told >= _LEAST_SECONDS:
                 self._flush()
-            elif now - self._spoke >= WORTH_TELLING_SECONDS:
+            elif now - self._spoke >= self._silence_seconds:
                 self._write(self._going_on(now))
 
     def _note(self, case: CaseData, state: str) -> None:
