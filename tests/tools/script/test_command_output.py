@@ -78,11 +78,22 @@ def test_what_takes_long_is_a_command(cli: Any, train: Path) -> None:
 
     assert remedy.startswith("checkpoint may help, 67 % of the peak are saved tensors: ")
     assert remedy.endswith(
-        "to see what it saves (a simulation takes more than 20 s): actbench run --scheme checkpoint train.py --lr 3"
+        "to see what it saves (a simulation takes more than 20 s): actbench run --full-answer train.py --lr 3"
     )
     assert largest == (
         "To find the largest batch that fits, by more simulations: actbench run --max-batch train.py --lr 3"
     )
+
+
+def test_a_full_answer_is_of_a_bench_with_time_and_of_a_script_by_itself(
+    cli: Any, train: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train.write_text(f"PEAK_GIB = 40\n{REMEDY}")
+    monkeypatch.setattr("actbench.tools.script.command.FOLLOWED_UP", "no_such_bench")
+
+    assert "With checkpoint it needs 5.00 GiB" in cli("run", "--full-answer", "train.py").out
+    for other in (("-s", "checkpoint"), ("--columns", "peak"), ("--meter", "cpu")):
+        cli.refused("run", "--full-answer", *other, "train.py", naming="leave out --scheme, --columns, --meter")
 
 
 def test_the_command_that_plans_is_for_the_same_step(cli: Any) -> None:

@@ -45,10 +45,13 @@ def _remedy(case: Case, measured: Measurement, command: Command) -> Iterator[str
     if not found:
         return
     if known.scheme is None or known.needed_bytes is None:
-        limit = format_seconds(known.limit_seconds or WORTH_SECONDS)
-        why = f" (a simulation takes more than {limit})" if known.is_slow else ""
-        scheme = found[0].scheme
-        yield f"{scheme} may help, {found[0].reason}; to see what it saves{why}: {command('--scheme', scheme)}"
+        scheme, reason = found[0].scheme, found[0].reason
+        if known.is_slow:
+            limit = format_seconds(known.limit_seconds or WORTH_SECONDS)
+            sees = f"to see what it saves (a simulation takes more than {limit})"
+            yield f"{scheme} may help, {reason}; {sees}: {command('--full-answer')}"
+        else:
+            yield f"{scheme} may help, {reason}; to see what it saves: {command('--scheme', scheme)}"
         return
     from actbench.tools.fit.paste import lines_for  # of what is stored, nothing is asked of torch
 
