@@ -92,6 +92,12 @@ def test_a_full_answer_is_of_a_bench_with_time_and_of_a_script_by_itself(
     monkeypatch.setattr("actbench.tools.script.command.FOLLOWED_UP", "no_such_bench")
 
     assert "With checkpoint it needs 5.00 GiB" in cli("run", "--full-answer", "train.py").out
+    monkeypatch.setattr("actbench.tools.script.command.FOLLOWED_UP", "fakescript")
+    for limit, command in ((20, "actbench run --full-answer train.py"), (500, "actbench run --timeout 3600 train.py")):
+        train.write_text(f"ADVISED = {{'is_slow': True, 'is_search_slow': True, 'limit_seconds': {limit}}}\n")
+        *_, remedy, largest = cli("run", "--force", "train.py").out.splitlines()
+        assert remedy.endswith(command.replace("run ", "run --force "))
+        assert largest.endswith(command.replace("run ", "run --force "))
     for other in (("-s", "checkpoint"), ("--columns", "peak"), ("--meter", "cpu")):
         cli.refused("run", "--full-answer", *other, "train.py", naming="leave out --scheme, --columns, --meter")
 
