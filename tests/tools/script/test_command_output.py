@@ -163,7 +163,7 @@ def test_schemes_are_rows_beside_the_unchanged_script_which_alone_prints(cli: An
     assert "33.3 %" in ended.out
     assert ended.out.count("epoch 1") == 1
     assert "Worth trying" not in ended.out
-    assert "train.py, checkpoint (simulated): step 2: peak 12.4 GiB" in ended.err
+    assert "train.py, checkpoint: step 2: peak 12.4 GiB" in ended.err
     assert "epoch 1" not in cli("run", "--quiet", "train.py").out
 
 
