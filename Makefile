@@ -87,7 +87,7 @@ pages: $(READY)  ## the README's picture, and the pages under docs/reports
 	$(BIN)/actbench report results/quickstart --title "Which scheme saves what?" --html docs/reports/quickstart.html
 	$(BIN)/actbench report results/finetune-8b --title "How to fit an 8B Llama on 24 GiB" --html docs/reports/finetune-8b.html
 
-screenshots: $(READY)  ## docs/images of the live view, a flame graph and a notebook; needs Chromium
+screenshots: $(READY)  ## docs/images of the live view, a table, a flame graph and a notebook; needs Chromium
 	$(BIN)/python -m pip install --quiet nbconvert ipykernel
 	$(BIN)/python benchmarks/screenshots.py
 

@@ -1,16 +1,18 @@
-"""Write the pictures of the live view, a flame graph and a notebook under docs/images.
+"""Write the pictures of the live view, a table, a flame graph and a notebook under docs/images.
 
-``make screenshots`` writes them. The live view is drawn by rich, without a browser; the other two are pages that
-Chromium opens, and the notebook is run by nbconvert::
+``make screenshots`` writes them. The live view and the table are drawn by rich, without a browser; the other two are
+pages that Chromium opens, and the notebook is run by nbconvert::
 
     .venv/bin/python benchmarks/screenshots.py            # all of them
-    .venv/bin/python benchmarks/screenshots.py live       # one: live, flamegraph or notebook
+    .venv/bin/python benchmarks/screenshots.py live       # one: live, table, flamegraph or notebook
 """
 
 from __future__ import annotations
 
 import io
+import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from rich._export_format import CONSOLE_SVG_FORMAT
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.text import Text
 
 from actbench.model.live import LiveMemory
 from actbench.model.records import Case
@@ -36,6 +39,7 @@ IMAGES = ROOT / "docs" / "images"
 SCRIPT, CARD = "examples/train.py", "rtx-4060"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 COLUMNS = 104
+README_COMMAND = re.compile(r"^```\n(actbench measure .*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def live() -> None:
@@ -55,11 +59,33 @@ def live() -> None:
     seen = SeenMemory()
     for _, report in told[: last + 1]:
         seen.add(report)
+    panel = memory_panel(case.shown_model, seen, COLUMNS, elapsed=format_seconds(told[last][0]))
+    _draw("live", f"actbench run --live --device-profile {CARD} {SCRIPT}", panel)
+
+
+def table() -> None:
+    """Draw the table of the README's second command as a terminal shows it, without the notes below it."""
+    command = README_COMMAND.search((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert command is not None
+    words = [*shlex.split(command[1].replace("\\\n", " ")), "--quiet"]
+    environment = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS)}
+    done = subprocess.run(
+        [sys.executable, "-m", *words],
+        check=True,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    shown = Text.from_ansi(done.stdout.partition("\n\x1b[2m")[0].rstrip())  # notes are dim
+    _draw("table", " ".join(words[:3]) + " …", shown)
+
+
+def _draw(name: str, title: str, shown: RenderableType) -> None:
     console = Console(file=io.StringIO(), record=True, width=COLUMNS, force_terminal=True)
-    console.print(memory_panel(case.title, seen, COLUMNS, elapsed=format_seconds(told[last][0])))
+    console.print(shown)
     drawing = re.sub(r"@font-face {{.*?}}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)  # a picture loads no fonts
-    title = f"actbench run --live --device-profile {CARD} {SCRIPT}"
-    (IMAGES / "live.svg").write_text(console.export_svg(title=title, code_format=drawing, unique_id="live") + "\n")
+    (IMAGES / f"{name}.svg").write_text(console.export_svg(title=title, code_format=drawing, unique_id=name) + "\n")
 
 
 def flamegraph() -> None:
@@ -108,7 +134,7 @@ class _Page:
         self._driver.stop()
 
 
-PICTURES = {"live": live, "flamegraph": flamegraph, "notebook": notebook}
+PICTURES = {"live": live, "table": table, "flamegraph": flamegraph, "notebook": notebook}
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ lacking = theirs:no_such_name
 text = theirs:TEXT
 empty = theirs:empty
 strange = theirs:strange
+usual = theirs:usual
 
 [actbench.kinds]
 mine = theirs_kind:MINE
@@ -43,6 +44,7 @@ quartered = theirs_broken:Quartered
 MODULES = {
     "theirs": '''
 import typer
+from actbench.cli.app import command
 from actbench.report.exporting import Exported, ExportFormat
 
 TEXT = "no command"
@@ -64,6 +66,9 @@ def two() -> None:
 
 @strange.command()
 def _strange(what: int | str) -> None: ...
+
+@command(usual="--loud --nothing")
+def usual(loud: bool = False) -> None: ...
 
 def shouted(what: Exported) -> str:
     what.remark(f"{len(what.records)} records")
@@ -137,7 +142,7 @@ def test_help_lists_commands_behind_ours_and_tells_of_broken_ones_once(theirs: A
     assert shown[-3:] == ["devices", "greet", "several"]
     told = left_out(ended.stderr)
     assert {name for group, name in told if group == "commands"} == {
-        *("convert", "measure", "raises", "lacking", "text", "empty", "strange"),
+        *("convert", "measure", "raises", "lacking", "text", "empty", "strange", "usual"),
     }
     assert told["commands", "raises"] == "it cannot be imported: RuntimeError: broken at import"
     assert told["commands", "convert"] == f"actbench {version('actbench')} brings one of that name too, which is used"
@@ -145,6 +150,7 @@ def test_help_lists_commands_behind_ours_and_tells_of_broken_ones_once(theirs: A
     assert told["commands", "text"] == "theirs:TEXT is a str and no Typer"
     assert told["commands", "empty"] == "theirs:empty has no command"
     assert told["commands", "strange"] == "AssertionError: Typer currently doesn't support Union types"
+    assert told["commands", "usual"] == "usual= names --nothing, which is no option of usual"
     assert "no_such_name" in told["commands", "lacking"]
 
 

@@ -60,6 +60,9 @@ def explain(
     lines = []
     for detail in error.errors():
         location = _written(detail["loc"], data)
+        if detail["type"] == "missing" and location and location[-1] in sections:
+            lines.append(f"section [{dotted(location)}] is missing: write it as 'actbench recipes quickstart' does")
+            continue
         problem = _problem(detail, location, sections)
         lines.append(f"{place(location)}: {problem}" if location else problem)
     return lines
@@ -82,8 +85,6 @@ def _written(location: Location, data: Any) -> Location:
 def _problem(detail: ErrorDetails, location: Location, sections: Mapping[str, type[BaseModel]]) -> str:
     found = detail["input"]
     match detail["type"]:
-        case "missing" if location and location[-1] in sections:
-            return f"is missing: write a section [{location[-1]}], as those in 'actbench recipes quickstart'"
         case "missing":
             return "is missing"
         case "extra_forbidden":

@@ -70,6 +70,7 @@ WITHOUT: dict[str, str] = {
     "--steps": "says how exactly times are known, which Speed and Samples/s have",
     "--seconds": "as of --steps",
     "--no-exact": "leaves rows out",
+    "--full-answer": "sentences below the table, which compare nothing",
     "--gpus": "the verdict names the number of cards, which all rows have",
     "--probe": "the table of convert has what was kept before and after",
     "--title": "the heading of the table",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import tomllib
 from dataclasses import replace
+from email.message import Message
 from pathlib import Path
 from typing import Any, get_args
 
@@ -58,6 +59,16 @@ def test_doctor_has_a_row_for_each_extra(cli: Any, monkeypatch: pytest.MonkeyPat
     liger = "kernels of Liger on a GPU"
     assert f"(scheme chunked_loss: {liger}, for chunked_loss:liger; scheme liger: {liger})" in rows["liger"]
     assert "scikit-learn is not installed" in rows["train"]
+
+
+def test_doctor_of_an_installation_that_names_no_extras(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.metadata.metadata", lambda package: Message())
+    monkeypatch.setattr("actbench.cli.doctor._cuda", lambda: Check("CUDA", "ok", "H100"))
+    ended = cli("doctor")
+
+    assert ended.status == 0
+    assert ended.out.splitlines()[0].endswith("whether kernels for GPUs do is not; install actbench again, by pip.")
+    assert "Extra: " not in ended.out
 
 
 def test_each_extra_has_a_purpose() -> None:

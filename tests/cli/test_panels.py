@@ -13,7 +13,7 @@ from actbench.cli.panels import PANELS, WITHOUT_PANEL
 from actbench.cli.pluggedexports import formats_plugged
 
 VERBS = ["run", "measure", "sweep", "fit", "train", "convert"]
-WITH_A_SCREEN = ["run", "measure", "sweep", "fit", "convert"]
+WITH_A_SCREEN = ["run", "measure", "sweep", "fit", "convert", "report", "compare"]
 LINES_OF_A_SCREEN = 60
 
 

@@ -126,7 +126,7 @@ def test_a_pipe_and_a_dumb_terminal_get_lines(monkeypatch) -> None:
             progress.started(case)
             progress.reported(case, report())
             progress.finished(case, MEASURED)
-        assert where.file.getvalue().splitlines() == ["[1/1] model0, fewbit:3, batch 8 (simulated): peak 3.00 GiB"]
+        assert where.file.getvalue().splitlines() == ["[1/1] model0, fewbit:3: peak 3.00 GiB"]
 
 
 def test_a_terminal_gets_the_view_and_what_a_script_prints_above_it(tmp_path) -> None:

@@ -7,8 +7,10 @@ from drawnprogress import MEASURED, cases, console, text_of
 
 from actbench.model.data import OutcomeData
 from actbench.model.records import Failure
+from actbench.model.scripts import Script
 from actbench.run import display, progresslines
 from actbench.run.display import LiveTable, shown
+from actbench.run.progress import names_among
 from actbench.run.progresslines import ProgressLines
 from actbench.units import GIB
 
@@ -44,11 +46,11 @@ def test_verbose_lines_tell_of_each_case_that_starts_or_ends():
         lines.doing("solving for plans")
         lines.finished(second, FAILED)
     assert where.file.getvalue().splitlines() == [
-        "starts: model0, fewbit:3, batch 8 (simulated)",
-        "[1/2] model0, fewbit:3, batch 8 (simulated): peak 3.00 GiB",
+        "starts: model0, fewbit:3",
+        "[1/2] model0, fewbit:3: peak 3.00 GiB",
         "a [note]",
         "solving for plans …",
-        "[2/2] model1, fewbit:3, batch 8 (simulated): failed, crash",
+        "[2/2] model1, fewbit:3: failed, crash",
     ]
 
 
@@ -101,10 +103,14 @@ def test_nothing_is_silent_for_more_than_ten_seconds(lines):
         lines.tick()
         said += [(now, line) for line in lines.told()]
     assert said == [
-        (10, "getting ready …; 0/3 ended (after 10 s)"),
-        (20, "solving for plans …; 0/3 ended (after 20 s)"),
-        (30, f"at work: {first.title} (5 s); {second.title} (5 s); 1 more; 0/3 ended (after 30 s)"),
+        (10, "getting ready … (after 10 s)"),
+        (20, "solving for plans … (after 20 s)"),
+        (30, f"{'; '.join(f'model{n}, fewbit:3: first step (5 s)' for n in range(2))}; 1 more (after 30 s)"),
     ]
+    lines.finished(first, MEASURED)
+    type(lines).at = 50.0
+    lines.tick()
+    assert lines.told()[1].endswith("first step (25 s); 1 of 3 done (after 50 s)")
 
 
 def test_a_search_says_what_it_is_after_and_has_no_line_for_what_it_leaves_out(lines):
@@ -120,7 +126,7 @@ def test_a_search_says_what_it_is_after_and_has_no_line_for_what_it_leaves_out(l
     assert lines.told() == []
     type(lines).at = 11.0
     lines.tick()
-    assert lines.told() == [f"solving for plans; at work: {second.title} (11 s); 1 done (after 11 s)"]
+    assert lines.told() == ["solving for plans; model1, fewbit:3: first step (11 s); 1 done (after 11 s)"]
 
 
 def test_cases_that_end_together_are_told_of_and_waited_for(lines):
@@ -136,8 +142,9 @@ def test_cases_that_end_together_are_told_of_and_waited_for(lines):
     type(lines).at = 11.0
     lines.tick()
     (told,) = lines.told()
-    assert told.startswith(f"at work: {first.title}: 4 steps timed (11 s); {second.title}: waits for its turn (11 s); ")
-    assert told.endswith("2 cases end together; 0/2 ended (after 11 s)")
+    assert told == (
+        "m, fewbit:3: 4 steps timed (11 s); m, exact: waits for its turn (11 s); 2 cases end together (after 11 s)"
+    )
 
 
 @pytest.mark.parametrize("as_bar", [True, False])
@@ -215,15 +222,25 @@ def test_time_left_is_of_the_cases_that_are_planned_and_not_of_the_search_before
     assert "left: -:--:--" in text_of(table)
 
 
-def test_a_line_names_an_optimizer_that_is_not_the_usual_one():
-    where = console(terminal=False)
-    usual = cases(1)[0]
-    with shown(where, verbose=True) as told:
-        told.started(usual)
-        told.started(usual.model_copy(update={"optimizer": "sgd"}))
-    first, second = where.file.getvalue().splitlines()
-    assert first == "starts: model0, fewbit:3, batch 8 (simulated)"
-    assert second == "starts: model0, fewbit:3, sgd, batch 8 (simulated)"
+def test_a_line_names_what_distinguishes_a_case_from_the_others():
+    case = cases(1)[0]
+    exact = case.model_copy(update={"scheme": "exact"})
+    script = exact.model_copy(
+        update={"model": "/home/me/train.py --big", "script": Script(target="/home/me/train.py", arguments=("--big",))}
+    )
+    changes = ({"optimizer": "sgd"}, {"batch_size": 16}, {"meter": "cpu"}, {"sequence_length": 512}, {"model": "other"})
+    others = [case.model_copy(update=change) for change in changes]
+
+    assert names_among([exact])[exact] == "model0"
+    assert names_among([script])[script] == "train.py --big"
+    assert names_among([case])[case] == "model0, fewbit:3"
+    assert [names_among([case, other])[other] for other in others] == [
+        "model0, fewbit:3, sgd",
+        "model0, fewbit:3, batch 16",
+        "model0, fewbit:3 (cpu)",
+        "model0, fewbit:3, sequence length 512",
+        "other, fewbit:3",
+    ]
 
 
 def test_a_case_over_its_limit_is_no_failure_and_tells_by_how_much():
@@ -274,16 +291,16 @@ def test_each_trial_has_a_verbose_line_and_nothing_is_promised_of_searches_befor
             lines.tried(case, 10, False)
             lines.finished(case, MEASURED.model_copy(update={"largest_batch": 9}))
     assert where.file.getvalue().splitlines()[2:] == [
-        "measured: model0, fewbit:3, batch 8 (cpu): peak 3.00 GiB; the search for its largest batch follows",
-        "measured: model1, fewbit:3, batch 8 (cpu): peak 3.00 GiB; the search for its largest batch follows",
-        "searches: model0, fewbit:3, batch 8 (cpu)",
-        "model0, fewbit:3, batch 8 (cpu): batch 9 fits (after 25 s)",
-        "model0, fewbit:3, batch 8 (cpu): batch 10 does not fit (after 30 s)",
-        "[1/2] model0, fewbit:3, batch 8 (cpu): peak 3.00 GiB, largest batch 9 (after 30 s, about 10 s left)",
-        "searches: model1, fewbit:3, batch 8 (cpu)",
-        "model1, fewbit:3, batch 8 (cpu): batch 9 fits (after 35 s, about 5 s left)",
-        "model1, fewbit:3, batch 8 (cpu): batch 10 does not fit (after 40 s)",
-        "[2/2] model1, fewbit:3, batch 8 (cpu): peak 3.00 GiB, largest batch 9 (after 40 s)",
+        "measured: model0, fewbit:3: peak 3.00 GiB; the search for its largest batch follows",
+        "measured: model1, fewbit:3: peak 3.00 GiB; the search for its largest batch follows",
+        "searches: model0, fewbit:3",
+        "model0, fewbit:3: batch 9 fits (after 25 s)",
+        "model0, fewbit:3: batch 10 does not fit (after 30 s)",
+        "[1/2] model0, fewbit:3: peak 3.00 GiB, largest batch 9 (after 30 s, about 10 s left)",
+        "searches: model1, fewbit:3",
+        "model1, fewbit:3: batch 9 fits (after 35 s, about 5 s left)",
+        "model1, fewbit:3: batch 10 does not fit (after 40 s)",
+        "[2/2] model1, fewbit:3: peak 3.00 GiB, largest batch 9 (after 40 s)",
     ]
 
 

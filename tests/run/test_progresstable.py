@@ -58,7 +58,7 @@ def test_the_table_follows_a_case_through_its_states():
     table.planned([case], 1)
     assert "waiting" in text_of(table)
     table.started(case)
-    assert "memory" in text_of(table)
+    assert "first step" in text_of(table)
     table.memory_read(case, 3 * GIB)
     assert "3.00 GiB" in text_of(table)
     table.round_timed(case, 4)

@@ -100,10 +100,13 @@ def _built(verb: typer.Typer, name: str) -> Any:
         why = None if commands or is_group else f"{plugins.installed('commands')[name].entry.value} has no command"
     except Exception as error:  # as of a type that typer makes no option of
         why = told(error)
+    usual = getattr(verb, "usual", "").split()
+    if why is None and name not in _OWN and (unknown := set(usual).difference(*(each.opts for each in found.params))):
+        why = f"usual= names {', '.join(sorted(unknown))}, which is no option of {name}"
     if why is not None:
         plugins.leave_out(plugins.installed("commands")[name], "commands", why)
         return None
-    found.name, found.usual = name, getattr(verb, "usual", "").split()
+    found.name, found.usual = name, usual
     return found
 
 
@@ -126,7 +129,7 @@ class _Verb(typer.core.TyperCommand):
             return
         page = copy.copy(self)
         options: dict[str, Any] = {each.opts[0]: each for each in self.params if each.param_type_name == "option"}
-        shown = [copy.copy(options[name]) for name in self.usual]
+        shown = [copy.copy(options[name]) for name in self.usual if name in options]  # an export may be left out
         for each in shown:
             sentence, period, _ = each.help.partition(". ")
             value = each.metavar or (None if each.is_flag else "VALUE")  # what typer writes of a type is wide

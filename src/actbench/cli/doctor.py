@@ -80,7 +80,10 @@ def _numba() -> Check:
 
 def _extras() -> Iterator[Check]:
     """Yield what each extra is for, with the versions of its packages, or the command that installs it."""
-    for extra in extras():
+    named = list(extras())
+    if all(extra.package != plugins.OURS for extra in named):  # as repacked, or from an old build
+        yield Check("Extras", "optional", "what is installed of actbench names none", "install actbench again, by pip")
+    for extra in named:
         found = ", ".join(f"{name} {version or 'is not installed'}" for name, version in extra.versions.items())
         verdict: Verdict = "ok" if extra.is_installed else "optional"
         advice = "" if extra.is_installed else f'pip install "{extra.requirement}"'
@@ -176,6 +179,8 @@ def verdict(checks: Sequence[Check]) -> str:
             "Simulating cards and measuring on the CPU work here; to measure on a GPU: "
             f"{here['CUDA'].advice.partition(';')[0]}."
         )
+    if "Extra: cuda" not in here:
+        return "All works here, as far as is known: whether kernels for GPUs do is not; " + here["Extras"].advice + "."
     if here["Extra: cuda"].verdict != "ok":
         return 'All but our kernels for GPUs works here; this installs them: pip install "actbench[cuda]".'
     return "All works here: simulating cards, and measuring on the CPU and on this GPU."

@@ -15,9 +15,8 @@ PANELS = {
     ),
     "How it is measured": (
         "--meter --device-profile --torch-era --no-workspaces --memory-limit --gpus --max-batch --longest-sequence "
-        "--largest-batch --which-card "
-        "--processes --require-fit --measure --device --steps --seconds --whole --raise-oom --time-by --timeline "
-        "--ledger --top --all"
+        "--largest-batch --which-card --processes --require-fit --measure --device --steps --seconds --whole "
+        "--full-answer --raise-oom --time-by --timeline --ledger --top --all"
     ),
     "How it is run": (
         "--seeds --jobs --timeout --budget --force --retry-failed --cluster --gpus-per-case "

@@ -296,7 +296,7 @@ def finish(
     if comparison.path is None and summary.failed:
         remark(counts)
     if comparison.path is not None:
-        remark(f"{counts}, {summary.skipped} taken from the results file")
+        remark(counts + (f", {summary.skipped} taken from the results file" if summary.skipped else ""))
         remark(f"results: {comparison.path} (tables in the same folder, as .md and .csv)")
     outcomes = [record.outcome for record in comparison.records]
     runs_out = any(isinstance(outcome, Measurement) and outcome.runs_out for outcome in outcomes)

@@ -17,12 +17,12 @@ ResultsArgument = Annotated[
 ]
 
 
-@command(rank=70)
+@command(rank=70, usual="--columns --title --verbose --export-markdown --export-csv --export-html")
 @expanded
 def report(
     *,
     results: ResultsArgument,
-    title: Annotated[str, option("--title", "Heading of the table.")] = "Results",
+    title: Annotated[str, option("--title", "Heading of the table.", metavar="TEXT")] = "Results",
     verbose: Annotated[bool, option("--verbose -v", "Show all notes below the table, however many lines.")] = False,
     exports: ResultFlags,
 ) -> None:
@@ -38,9 +38,9 @@ def report(
 
     actbench report results
 
-    COLUMNS=400 actbench report results | less -S
-
     actbench report results/quickstart/*.jsonl --export-markdown table.md --export-csv table.csv
+
+    COLUMNS=400 actbench report results | less -S
 
     actbench report results/quickstart --html report.html
 
@@ -91,7 +91,7 @@ class CompareFlags(ExportFlags):
     ] = None
 
 
-@command(rank=80)
+@command(rank=80, usual="--fail-on --format --export-markdown --export-html --export-junit")
 @expanded
 def compare(
     *,
@@ -109,7 +109,11 @@ def compare(
     ] = None,
     told_as: Annotated[
         Literal["text", "github"],
-        option("--format", "How broken limits are reported: text, or github, as errors of a run of GitHub Actions."),
+        option(
+            "--format",
+            "How broken limits are reported: text, or github, as errors of a run of GitHub Actions.",
+            metavar="text|github",
+        ),
     ] = "text",
     exports: CompareFlags,
 ) -> None:

@@ -161,15 +161,15 @@ def tables_of(records: Sequence[MeasuredRecord]) -> list[Table]:
     """Return a table of the holders at the peak of each case."""
     from actbench.report.tables.step import holders_table, titled_timelines
 
-    return [holders_table(title, timeline) for title, timeline in titled_timelines(records)]
+    return [holders_table(title, timeline) for title, timeline in titled_timelines(records, alone=False)]
 
 
 def show_timelines(records: Sequence[MeasuredRecord], exports: ResultFlags) -> None:
     """Print the holders at the peak of each case, and its memory over the step as a line."""
-    from actbench.report.tables.step import holders_table, titled_timelines
+    from actbench.report.tables.step import with_timelines
 
-    for title, timeline in titled_timelines(records):
-        show(holders_table(title, timeline), beside=exports)
+    for table, (_, timeline) in zip(tables_of(records), with_timelines(records), strict=True):
+        show(table, beside=exports)
         printed = console(readers(exports))
         for line in line_of(timeline, printed):
             printed.print(line, markup=False, soft_wrap=True)

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from pydantic import ValidationError
 
-from actbench.display import Displayed
+from actbench.display import Displayed, cell_line
 from actbench.errors import ActbenchError, UsageError, check_argument
 from actbench.keywords import check_keywords
 from actbench.machine import machine, now, versions
@@ -107,15 +107,18 @@ def _compared(model: str, schemes: Sequence[str], timeline: bool, settings: dict
         raise UsageError(f"actbench.measure: {'; '.join(explain(error, given, {'': Case}))}") from None
     said = ", ".join(f"{name}={value!r}" for name, value in {"schemes": [*schemes], **settings}.items())
     origin: dict[str, Any] = {"command": f"actbench.measure({model!r}, {said})", "recipe": "measure"}
-    records = []
-    for scheme in dict.fromkeys(["exact", *schemes]):
-        case = exact.model_copy(update={"scheme": scheme})
-        try:
-            outcome: Measurement | Failure = bench.measure(case, timeline=timeline)
-        except ActbenchError as error:
-            if scheme == "exact":
-                raise
-            outcome = failure_of(error)
-        here = {"machine": machine(), "versions": versions(), "recorded_at": now()}
-        records.append(MeasuredRecord(case=case, outcome=outcome, **here, **origin))
+    records, wanted = [], list(dict.fromkeys(["exact", *schemes]))
+    with cell_line() as tell:
+        for number, scheme in enumerate(wanted, 1):
+            if tell is not None:
+                tell(f"[{number}/{len(wanted)}] {model}, {scheme} …")
+            case = exact.model_copy(update={"scheme": scheme})
+            try:
+                outcome: Measurement | Failure = bench.measure(case, timeline=timeline)
+            except ActbenchError as error:
+                if scheme == "exact":
+                    raise
+                outcome = failure_of(error)
+            here = {"machine": machine(), "versions": versions(), "recorded_at": now()}
+            records.append(MeasuredRecord(case=case, outcome=outcome, **here, **origin))
     return Compared(tuple(records))

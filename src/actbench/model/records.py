@@ -5,6 +5,7 @@ Nothing in this file, or in what it imports, imports torch. All amounts are in b
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
@@ -125,6 +126,13 @@ class Case(WorkloadSettings):
         return named(self.model, self.scheme, self.rows, self.meter)
 
     @property
+    def shown_model(self) -> str:
+        """The model; of a script its name, a long path of it without its folders, and its arguments."""
+        if self.script is None or self.script.is_module or not os.path.isabs(self.script.target):
+            return self.model
+        return self.model.replace(self.script.target, os.path.basename(self.script.target), 1)
+
+    @property
     def _changed(self) -> str:
         """The scheme, with the optimizer if it is not the model's usual one; of a generation the tokens written."""
         if self.generate is not None:
@@ -150,8 +158,8 @@ class Case(WorkloadSettings):
 
     @property
     def first_state(self) -> str:
-        """Its memory is read before its time; of a script, that of its first step."""
-        return "memory" if self.script is None else "first step"
+        """The step that gives the peak; of models that are measured, their memory, which is read before their time."""
+        return "measuring memory" if self.script is None and self.meter != "simulated" else "first step"
 
     @property
     def is_searched(self) -> bool:

@@ -56,6 +56,9 @@ SAMPLES = 60
 SAMPLED_HOLDERS = 100
 """Most holders that these moments name; the rest is as that of the peak."""
 
+MODULE_SPANS = 300
+"""Most slices of modules in a record."""
+
 BATCH, OPTIMIZER, OTHER = "<batch>", "<optimizer>", "<other>"
 """Holders that are no modules: the batch, the optimizer's step, and all others."""
 
@@ -108,6 +111,20 @@ class Span(Data):
     start: NonNegativeInt
 
 
+class ModuleSpan(Data):
+    """A stretch of a step in which a module, or one inside it, makes memory.
+
+    Attributes:
+        module: Its path.
+        start: Number of events before.
+        end: Number of events before the first that belongs to another module, or to another part of the step.
+    """
+
+    module: str
+    start: NonNegativeInt
+    end: NonNegativeInt
+
+
 class Timeline(Data):
     """The bytes alive over one training step in the steady state.
 
@@ -125,6 +142,8 @@ class Timeline(Data):
         samples: Number of events before each moment of which the record has all holders; the peak is one. Empty in
             records of older versions.
         sampled: What is held at these moments, in host memory left out: the sum is what is alive.
+        modules: The stretches of modules, each before those within it: up to :data:`MODULE_SPANS`, the outermost.
+            Empty in records of older versions.
     """
 
     peak_bytes: NonNegativeInt
@@ -136,6 +155,7 @@ class Timeline(Data):
     holders: tuple[Holder, ...]
     samples: tuple[NonNegativeInt, ...] = ()
     sampled: tuple[SampledHolder, ...] = ()
+    modules: tuple[ModuleSpan, ...] = ()
 
     @property
     def totals(self) -> tuple[int, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from typing import Any
 
 from actbench.model.advice import FLAGS, PHASES, Settings, advice
 from actbench.model.measured import OF_MODEL, MeasuredRecord, Measurement, PeakParts
@@ -44,6 +46,7 @@ def about_growth(rows: Iterable[tuple[MeasuredRecord, Measurement | None]]) -> I
         rows: Records, each with the measurement of its exact model, if there is one.
     """
     grown: list[MeasuredRecord] = []
+    rows = list(rows)
     for record, exact in rows:
         measured = record.outcome
         if exact is None or not isinstance(measured, Measurement) or measured.peak_bytes <= exact.peak_bytes:
@@ -53,8 +56,8 @@ def about_growth(rows: Iterable[tuple[MeasuredRecord, Measurement | None]]) -> I
             grown.append(record)
     if grown:
         yield (
-            f"{names_of(grown)}: the changed places keep less for backward, but other layers keep the same tensors, so "
-            "that what stands for them comes on top."
+            f"{names_of(grown, [record for record, _ in rows])}: the changed places keep less for backward, but other "
+            "layers keep the same tensors, so that what stands for them comes on top."
         )
 
 
@@ -137,7 +140,7 @@ def about_limits(records: Sequence[MeasuredRecord]) -> list[str]:
     for record, _ in told:
         alike.setdefault(_alike(record), []).append(record)
     return [
-        f"Over the limit of {limit}{why}: {names_of(rows)}{do}" for (limit, why, do), rows in alike.items()
+        f"Too large{where} (limit {limit}): {names_of(rows, records)}{do}" for (limit, where, do), rows in alike.items()
     ] + reserved
 
 
@@ -149,25 +152,33 @@ def _alike(record: MeasuredRecord) -> tuple[str, str, str]:
     measured = record.outcome
     assert isinstance(measured, Measurement)
     limit = format_bytes(measured.memory_limit_bytes or 0)
-    gaps = ", which fits but for what the allocator loses between blocks" if _only_gaps(measured) else ""
+    gaps = ", by what the allocator loses between blocks" if _only_gaps(measured) else ""
     if measured.peak_phase is None:
-        return limit, gaps and f", with a peak{gaps}", ""
+        return limit, gaps, ""
     mostly = measured.peak_parts is not None and _most(measured.peak_parts)[2]
-    filled = ", mostly weights, gradients and optimizer state" if mostly else ""
-    where = f", with the peak in the {PHASES[measured.peak_phase]}{filled}"
+    filled = ", mostly of weights, gradients and optimizer state" if mostly else ""
     do = _advice(measured, measured.peak_phase, mostly, record.case)
-    return limit, where + gaps, f"; {do}"
+    return limit, f" in the {PHASES[measured.peak_phase]}{filled}{gaps}", f"; {do}"
 
 
-def names_of(records: Sequence[MeasuredRecord]) -> str:
-    """Return the names of cases, or only their schemes if nothing else differs; with lengths, if names are alike."""
-    cases = [record.case for record in records]
-    differ_in_schemes = len(cases) > 1 and len({case.model_copy(update={"scheme": "exact"}) for case in cases}) == 1
-    names = [case.scheme if differ_in_schemes else case.name for case in cases]
-    if len(set(names)) < len(names):
-        lengths = [f" of {case.sequence_length:,} tokens" if case.sequence_length else "" for case in cases]
-        names = [f"{name}{length}" for name, length in zip(names, lengths, strict=True)]
-    return ", ".join(names)
+_SIZES = attrgetter("meter", "rows", "sequence_length")
+
+
+def names_of(records: Sequence[MeasuredRecord], table: Sequence[MeasuredRecord]) -> str:
+    """Return the schemes of some rows of a table, each with what else distinguishes rows of it."""
+    found: dict[str, set[tuple[Any, ...]]] = {}
+    for case in (record.case for record in table):
+        found.setdefault(case.model, set()).add(_SIZES(case))
+    varies = {model: [len(set(values)) > 1 for values in zip(*sizes, strict=True)] for model, sizes in found.items()}
+    names: dict[str, dict[str, None]] = {}
+    for case in (record.case for record in records):
+        meter, rows, tokens = (
+            value if is_told else None for value, is_told in zip(_SIZES(case), varies[case.model], strict=True)
+        )
+        size = " of ".join(filter(None, (rows and f"batch {rows}", tokens and f"{tokens:,} tokens")))
+        name = f"{case.model}, {case.scheme}" if len(found) > 1 else case.scheme
+        names.setdefault(name, {})[", ".join(filter(None, (meter, size)))] = None
+    return ", ".join(f"{name} ({', '.join(sizes)})" if any(sizes) else name for name, sizes in names.items())
 
 
 _MOST_BOUNDS = 5  # records and JSON have all of them

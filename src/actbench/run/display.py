@@ -24,7 +24,7 @@ from actbench.report.plain import plain
 from actbench.run.columns import CountColumn, LeftColumn
 from actbench.run.memorypanel import SeenMemory, memory_panel
 from actbench.run.pace import Paces
-from actbench.run.progress import Progress
+from actbench.run.progress import Progress, names_among
 from actbench.run.progresslines import ProgressLines, said
 from actbench.units import counted, format_bytes, format_seconds
 
@@ -121,6 +121,7 @@ class LiveTable(Progress):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._rows: dict[CaseData, _Row] = {}
+        self._names: dict[CaseData, str] = {}
         self._lock = threading.Lock()
         self._pace = Paces()
         self._bar = bars.Progress(
@@ -134,6 +135,7 @@ class LiveTable(Progress):
         with self._lock:
             self._rows = {case: self._rows.get(case, _Row()) for case in cases}
         self._pace.planned(cases)
+        self._names = names_among(cases)
         if more:
             self._bar.tasks[0].total = None  # update() takes None for no change
         self._bar.update(self._task, total=None if more else len(cases), completed=self._pace.ended)
@@ -184,7 +186,7 @@ class LiveTable(Progress):
 
     def said(self, case: Case, text: str) -> None:
         """Write the text above the table."""
-        self.message(f"{case.title}: {text}")
+        self.message(f"{self._names.get(case, case.title)}: {text}")
 
     def message(self, text: str) -> None:
         """Write the message above the table, where it stays."""
@@ -274,7 +276,7 @@ class LiveMemoryTable(LiveTable):
         holders = max(0, min(HOLDERS, height // max(1, len(at_work)) - _PANEL_LINES))
         panels = [
             memory_panel(
-                case.title,
+                self._names.get(case, case.title),
                 seen,
                 self._console.width,
                 elapsed=rows[case].elapsed,

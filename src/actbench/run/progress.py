@@ -1,14 +1,38 @@
-"""The events by which an experiment reports its progress."""
+"""The events by which an experiment reports its progress, and the names of its cases in them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, TextIO
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, TextIO
 
 from actbench.model.data import CaseData, OutcomeData
 from actbench.model.live import LiveMemory
 from actbench.model.measured import Outcome
 from actbench.model.records import Case
+from actbench.report.tables.groups import told_settings, varying_settings
+
+_TOLD_BY_SCHEME = {"optimizer", "generate", "script"}
+"""Settings that a scheme's cell has, or that all cases of a script share."""
+
+
+def names_among(cases: Sequence[CaseData]) -> dict[CaseData, str]:
+    """Return a name for each case of an experiment, without what all of them share; a scheme is always named."""
+    if not all(isinstance(case, Case) for case in cases):
+        return {case: case.title for case in cases}
+    measured = [case for case in cases if isinstance(case, Case)]
+    varying = {name for name in ("scheme", "batch", "meter") if len({case.cells[name] for case in measured}) > 1}
+    return {
+        case: _name_of(case, varying, {key: value for key, value in settings.items() if key not in _TOLD_BY_SCHEME})
+        for case, settings in zip(measured, varying_settings(measured), strict=True)
+    }
+
+
+def _name_of(case: Case, varying: Collection[str], settings: Mapping[str, Any]) -> str:
+    cells = case.cells
+    scheme = cells["scheme"] if "scheme" in varying or case.scheme != "exact" else ""
+    batch = f"batch {cells['batch']}" if "batch" in varying and cells["batch"] else ""
+    name = ", ".join(filter(None, (case.shown_model, scheme, batch))) + told_settings(settings)
+    return f"{name} ({case.meter})" if "meter" in varying else name
 
 
 class Progress:

@@ -21,7 +21,7 @@ from actbench.model.records import Case
 from actbench.report.plain import plain
 from actbench.report.sentences import names_of_cases
 from actbench.run.pace import Paces
-from actbench.run.progress import Progress
+from actbench.run.progress import Progress, names_among
 from actbench.units import counted, format_seconds
 
 WORTH_TELLING_SECONDS: Final = 10.0
@@ -48,11 +48,15 @@ class ProgressLines(Progress):
     Args:
         console: Where lines go.
         verbose: Whether each case that starts or ends, of a search too, has a line of its own.
+        silence_seconds: The longest time without a line.
     """
 
-    def __init__(self, console: Console, *, verbose: bool = False) -> None:
+    def __init__(
+        self, console: Console, *, verbose: bool = False, silence_seconds: float = WORTH_TELLING_SECONDS
+    ) -> None:
         self._console = console
         self._verbose = verbose
+        self._silence_seconds = silence_seconds
         self._lock = threading.RLock()
         self._total: int | None = 0
         self._pace = Paces()
@@ -61,6 +65,7 @@ class ProgressLines(Progress):
         self._pending: str | None = None
         self._at_work: dict[CaseData, _AtWork] = {}
         self._together: tuple[Case, ...] = ()
+        self._names: dict[CaseData, str] = {}
         self._doing = "getting ready"
 
     def planned(self, cases: Sequence[CaseData], jobs: int = 1, *, more: bool = False) -> None:
@@ -69,6 +74,7 @@ class ProgressLines(Progress):
             self._total = None if more else len(cases)
             ended_before = self._pace.ended
             self._pace.planned(cases)
+            self._names = names_among(cases)
             if ended_before and not self._pace.ended:
                 self._began = time.monotonic()
 
@@ -78,7 +84,7 @@ class ProgressLines(Progress):
             self._pace.started(case)
             self._at_work[case] = _AtWork()
             if self._verbose:
-                self.message(f"starts: {case.title}")
+                self.message(f"starts: {self._name(case)}")
 
     def finished(self, case: CaseData, outcome: OutcomeData) -> None:
         """Tell how the case ended."""
@@ -87,7 +93,7 @@ class ProgressLines(Progress):
             self._at_work.pop(case, None)
             self._together = tuple(each for each in self._together if each != case)
             if outcome.is_told or self._verbose:
-                told = f"[{self._count()}] {case.title}: {outcome.ending}{self._times()}"
+                told = f"[{self._count()}] {self._name(case)}: {outcome.ending}{self._times()}"
                 self._tell(told, at_once=self._total is not None)
 
     def grouped(self, cases: Sequence[Case]) -> None:
@@ -115,7 +121,7 @@ class ProgressLines(Progress):
         """Print the result of a case."""
         with self._lock:
             self._pace.measured(case)
-            self._tell(f"measured: {case.title}: {outcome.ending}; the search for its largest batch follows")
+            self._tell(f"measured: {self._name(case)}: {outcome.ending}; the search for its largest batch follows")
             self._at_work.pop(case, None)
 
     def searching(self, case: Case) -> None:
@@ -124,17 +130,17 @@ class ProgressLines(Progress):
             self._pace.searching(case)
             self._at_work[case] = _AtWork(state="searches")
             if self._verbose:
-                self.message(f"searches: {case.title}")
+                self.message(f"searches: {self._name(case)}")
 
     def tried(self, case: Case, batch_size: int, fits: bool) -> None:
         """Tell how the trial ended."""
         with self._lock:
-            self._tell(f"{case.title}: batch {batch_size} {said(fits)}{self._times()}")
+            self._tell(f"{self._name(case)}: batch {batch_size} {said(fits)}{self._times()}")
 
     def said(self, case: Case, text: str) -> None:
         """Write the text."""
         self._note(case, text)
-        self.message(f"{case.title}: {text}")
+        self.message(f"{self._name(case)}: {text}")
 
     def message(self, text: str) -> None:
         """Write the message, which is no progress, at once."""
@@ -165,7 +171,7 @@ class ProgressLines(Progress):
             now = time.monotonic()
             if self._pending is not None and now - self._told >= _LEAST_SECONDS:
                 self._flush()
-            elif now - self._spoke >= WORTH_TELLING_SECONDS:
+            elif now - self._spoke >= self._silence_seconds:
                 self._write(self._going_on(now))
 
     def _note(self, case: CaseData, state: str) -> None:
@@ -192,21 +198,28 @@ class ProgressLines(Progress):
     def _going_on(self, now: float) -> str:
         """Return what goes on, and what is waited for."""
         cases = sorted(self._at_work.items(), key=lambda each: each[1].since)
-        if self._total == 1 and len(cases) == 1:
-            ((case, work),) = cases
-            return f"{case.title}: {work.state or case.first_state} ({format_seconds(now - self._began)})"
+        is_alone = self._total == 1 and len(cases) == 1
         told = [
-            f"{case.title}{work.state and f': {work.state}'} ({format_seconds(now - work.since)})"
+            f"{self._name(case)}: {work.state or case.first_state} "
+            f"({format_seconds(now - (self._began if is_alone else work.since))})"
             for case, work in cases[:_NAMED]
         ]
-        more = [f"{len(cases) - _NAMED} more"] if len(cases) > _NAMED else []
-        what = f"at work: {'; '.join([*told, *more])}" if told else f"{self._doing} …"
-        if told and self._total is None:  # a search, whose cases say little of what it is after
-            what = f"{self._doing}; {what}"
-        waits = f"; {len(self._together)} cases end together" if len(self._together) > 1 else ""
-        ended = f"; {self._count()}" if self._total is None else f"; {self._count()} ended"
-        ended = "" if self._total == 0 else ended  # nobody knows yet how many there are
-        return f"{what}{waits}{ended}{self._times()}"
+        if is_alone:
+            return told[0]
+        if not told or self._total is None:  # a search, whose cases say little of what it is after
+            told = [self._doing if told else f"{self._doing} …", *told]
+        if len(cases) > _NAMED:
+            told.append(f"{len(cases) - _NAMED} more")
+        if len(self._together) > 1:
+            told.append(f"{len(self._together)} cases end together")
+        if self._total is None:
+            told.append(self._count())
+        elif self._pace.ended:
+            told.append(f"{self._pace.ended} of {self._total} done")
+        return f"{'; '.join(told)}{self._times()}"
+
+    def _name(self, case: CaseData) -> str:
+        return self._names.get(case, case.title)
 
     def _count(self) -> str:
         return f"{self._pace.ended} done" if self._total is None else f"{self._pace.ended}/{self._total}"

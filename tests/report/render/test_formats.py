@@ -29,7 +29,7 @@ MARKDOWN = """\
 | tiny | 8 | fewbit:3 | cpu | 1.20 GiB | 20.0 % | 13.8 % | 200 B | 3.00x | 8 ± 0 | 0.50x ± 0.05x | 1 s ± 0 ns | yes |  |
 | tiny | 8 | offload | cpu | – | – | – | – | – | – | – | – |  | out-of-memory |
 
-- All rows: meter cpu, task auto, attention sdpa, type float32, optimizer adamw, weights random, seed 0.
+- Same in all rows: meter cpu, task auto, attention sdpa, type float32, optimizer adamw, weights random, seed 0.
 - Measured on box (a processor, 2 cores) with actbench 0.1.0, commit 0123456, torch 2.11.0.
 - Published for fewbit:3: peak saving 13.8 % (batch 128; table 4).
 - tiny, offload, batch 8 (cpu): out-of-memory: needs 3 GiB \\| 2 may be used

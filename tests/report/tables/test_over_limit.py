@@ -67,10 +67,10 @@ def test_a_note_says_that_reserved_bytes_are_counted(records: list[MeasuredRecor
 def test_many_rows_over_their_limit_are_told_together(records: list[MeasuredRecord]) -> None:
     schemes = ("exact", "a", "b", "c")
     rows = [records[0].model_copy(update={"case": records[0].case.model_copy(update={"scheme": s})}) for s in schemes]
-    [note] = [note for note in tables.results_table(rows).notes if "ver the limit" in note]
+    [note] = [note for note in tables.results_table(rows).notes if "Too large" in note]
 
     assert note == (
-        "Over the limit of 16.00 GiB, with the peak in the backward pass: exact, a, b, c; take a smaller --batch-size, "
+        "Too large in the backward pass (limit 16.00 GiB): exact, a, b, c; take a smaller --batch-size, "
         "or a --scheme that changes saved tensors or recomputation or loss (see 'actbench schemes')"
     )
 
@@ -135,10 +135,23 @@ def test_rows_that_only_the_gaps_take_over_the_limit_are_told_apart(records: lis
         return records[0].model_copy(update={"case": case, "outcome": outcome})
 
     rows = [row("exact", 40 * GIB), row("a", 15 * GIB), row("b", 30 * GIB), row("c", 14 * GIB)]
-    over, lost = [note for note in tables.results_table(rows).notes if "ver the limit" in note]
+    over, lost = [note for note in tables.results_table(rows).notes if "Too large" in note]
 
-    assert over.startswith("Over the limit of 16.00 GiB, with the peak in the backward pass: exact, b; ")
+    assert over.startswith("Too large in the backward pass (limit 16.00 GiB): exact, b; ")
     assert lost.startswith(
-        "Over the limit of 16.00 GiB, with the peak in the backward pass, which fits but for what the allocator loses "
-        "between blocks: a, c; "
+        "Too large in the backward pass, by what the allocator loses between blocks (limit 16.00 GiB): a, c; "
     )
+
+
+def test_rows_are_named_once_with_all_sizes_that_are_too_large(records: list[MeasuredRecord]) -> None:
+    cases = (("exact", 2048, 1), ("checkpoint", 2048, 1), ("checkpoint", 4096, 1), ("checkpoint", 2048, 2))
+    fields = ("scheme", "sequence_length", "batch_size")
+    rows = [
+        records[0].model_copy(update={"case": records[0].case.model_copy(update=dict(zip(fields, case, strict=True)))})
+        for case in cases
+    ]
+    of_a_length = [note for note in tables.results_table([*rows[:3], rows[1]]).notes if "Too large" in note]
+    of_all = [note for note in tables.results_table(rows).notes if "Too large" in note]
+
+    assert "GiB): exact (2,048 tokens), checkpoint (2,048 tokens, 4,096 tokens); take" in of_a_length[0]
+    assert "GiB): exact (batch 1 of 2,048 tokens), checkpoint (batch 1 of 2,048 tokens, batch " in of_all[0]

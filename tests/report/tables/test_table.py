@@ -136,7 +136,7 @@ def test_settings_that_differ_are_columns_and_the_others_a_note(make_record: Mak
 
     assert "attention" in keys(table)
     assert "sequence_length" not in keys(table)
-    assert table.notes[0].startswith("All rows: meter simulated, task auto, sequence length 128, type float32, ")
+    assert table.notes[0].startswith("Same in all rows: meter simulated, task auto, sequence length 128, type ")
 
 
 def test_settings_that_go_with_the_model_are_a_note_of_that_model(make_record: MakeRecord) -> None:

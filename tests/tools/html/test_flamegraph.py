@@ -19,9 +19,9 @@ from randomsteps import random_step
 import actbench
 from actbench.cli.timeline import TimelineFlags, export_timelines
 from actbench.measuring.meters.peak import alive
-from actbench.measuring.meters.stepevents import Origin
+from actbench.measuring.meters.stepevents import Origin, StepEvents
 from actbench.model.measured import MeasuredRecord
-from actbench.model.timeline import KINDS, LINES, SAMPLED_HOLDERS, SAMPLES, TITLES, Timeline
+from actbench.model.timeline import KINDS, LINES, MODULE_SPANS, SAMPLED_HOLDERS, SAMPLES, TITLES, Timeline
 from actbench.report.exporting import Exported
 from actbench.report.render.stacks import perfetto, speedscope, stacks
 from actbench.tools.html.flamegraph import flame_page
@@ -86,7 +86,7 @@ def test_equal_modules_of_blocks_are_one_holder_over_the_step_and_a_single_one_h
 
 
 def test_a_record_from_before_has_the_peak_alone() -> None:
-    older = TIMELINE.model_dump(mode="json", exclude={"samples", "sampled"})
+    older = TIMELINE.model_dump(mode="json", exclude={"samples", "sampled", "modules"})
     (graph,) = data_of(page_of(Timeline.model_validate(older)))["graphs"]
 
     assert graph["moments"] == graph["sampled"] == []
@@ -119,10 +119,39 @@ def test_counters_for_perfetto_add_up_to_what_is_alive() -> None:
     counters = [each for each in events if each["ph"] == "C"]
     assert [each["ts"] for each in counters] == list(TIMELINE.moments)
     assert [sum(each["args"].values()) for each in counters] == list(TIMELINE.totals)
-    spans = [each for each in events if each["ph"] == "X"]
+    spans = [each for each in events if each["ph"] == "X" and "args" not in each]
     assert [each["name"] for each in spans] == ["forward", "backward", "optimizer"]
     assert spans[-1]["ts"] + spans[-1]["dur"] == TIMELINE.events
     assert max(sum(each["args"].values()) for each in counters) == TIMELINE.peak_bytes
+
+
+def test_slices_of_modules_nest_within_each_other_and_within_parts_of_the_step() -> None:
+    modules = {1: "a.x", 2: "a.y", 3: "<other>", 4: "b", 5: "a.x", 6: "a.x.deep", 7: "", 8: "a"}
+    events = [(0, 8), *((name, 8) for name in modules)]
+    step = StepEvents(
+        events, 1, 9, [("forward", 1), ("backward", 5)], {}, {n: Origin(m, "") for n, m in modules.items()}
+    )
+
+    assert [(each.module, each.start, each.end) for each in step.timeline().modules] == [
+        ("a", 0, 3),
+        ("a.x", 0, 1),
+        ("a.y", 1, 3),
+        ("b", 3, 4),
+        ("a", 4, 6),
+        ("a.x", 4, 6),
+        ("a.x.deep", 5, 6),
+        ("a", 7, 8),
+    ]
+    slices = [each for each in json.loads(perfetto([("exact", TIMELINE)]))["traceEvents"] if each["ph"] == "X"]
+    within = sorted(((each["ts"], each["ts"] + each["dur"]) for each in slices), key=lambda each: (each[0], -each[1]))
+    around: list[int] = []
+    for start, end in within:
+        while around and around[-1] <= start:
+            around.pop()
+        assert start < end <= min(around, default=end)
+        around.append(end)
+    assert 3 < len(slices) <= 3 + MODULE_SPANS
+    assert all(each["args"]["module"].split(".")[-1] == each["name"] for each in slices[3:])
 
 
 def test_names_on_the_page_are_texts() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import json
+import sys
+import time
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +16,9 @@ import torch
 from cells import Shell, code_cells
 
 import actbench
+from actbench.display import cell_line
 from actbench.errors import UntraceableError, UsageError
+from actbench.run.cellprogress import shown_in_cell
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "notebook.ipynb"
 LOOP = """
@@ -128,8 +134,9 @@ def test_the_cells_of_the_example_run_and_show_tables(tmp_path: Path) -> None:
     shown = [shell.run(text) for text in code_cells(EXAMPLE)]
 
     drawn = [Balanced(each._repr_html_()).words for each in shown if hasattr(each, "_repr_html_")]
-    assert len(drawn) == 4
+    assert len(drawn) == 5
     assert "checkpoint" in drawn[2]
+    assert "checkpoint" in drawn[3], "of a fit"
     assert (False, shell.user_ns["card"].peak_bytes) in shown
     assert shell.user_ns["offloaded"].fits
     assert all(not cell.get("outputs") for cell in json.loads(EXAMPLE.read_text())["cells"])
@@ -164,3 +171,56 @@ def test_a_model_is_measured_by_its_name_with_schemes() -> None:
 def test_what_cannot_be_measured_is_refused(given: dict[str, Any], naming: str) -> None:
     with pytest.raises(actbench.ActbenchError, match=naming):
         actbench.measure(**given)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what the line of progress of a cell has shown in a kernel, which stands in for IPython's."""
+    lines: list[str] = []
+    display = ModuleType("IPython.display")
+    vars(display).update(HTML=lambda text: text, display=lambda text, display_id: SimpleNamespace(update=lines.append))
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setattr(builtins, "get_ipython", lambda: SimpleNamespace(kernel=None), raising=False)
+    return lines
+
+
+def test_a_cell_shows_what_goes_on_and_nothing_of_it_in_the_end(shell: Shell, told: list[str]) -> None:
+    shell.run(f"%%actbench rtx-4090\n{LOOP}")
+
+    assert any("first step" in line or "step 1: peak " in line for line in told)
+    assert told[-1] == ""
+    told.clear()
+    actbench.measure("tiny-bert", batch_size=2, schemes=["checkpoint"])
+    assert [line.partition(">")[2].partition("<")[0] for line in told] == [
+        "[1/2] tiny-bert, exact …",
+        "[2/2] tiny-bert, checkpoint …",
+        "",
+    ]
+
+
+def test_progress_of_cases_in_a_cell_is_one_line_and_messages_stay(
+    told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (actbench.Case(model="tiny-bert", scheme=each, batch_size=2) for each in ("exact", "checkpoint"))
+    with shown_in_cell() as progress:
+        progress.planned([first, second], more=True)
+        progress.started(first)
+        progress.doing("trying <usual> stacks")
+        progress.message("a note")
+        while "first step" not in (told or [""])[-1]:
+            time.sleep(0.05)
+
+    assert "trying &lt;usual&gt; stacks; tiny-bert, exact: first step (" in told[-2]
+    assert capsys.readouterr().err == "a note\n"
+
+
+def test_outside_of_a_notebook_no_line_is_shown(
+    told: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(builtins, "get_ipython", SimpleNamespace)  # of IPython in a terminal
+    with cell_line() as tell, shown_in_cell() as progress:
+        progress.doing("it")
+
+    assert tell is None
+    assert told == []
+    assert capsys.readouterr() == ("", "")

@@ -110,7 +110,7 @@ def run(tmp_path: Path, outcome: Callable[[Case], Measurement | Failure]) -> Run
 @pytest.fixture
 def train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a script in the current folder, which also holds the module ``package.inner``; its steps are made up."""
-    for name in ("BENCH", "FOLLOWED_UP"):
+    for name in ("BENCH", "FOLLOWED_UP", "FULLY_ANSWERED"):
         monkeypatch.setattr(f"actbench.tools.script.command.{name}", "fakescript")
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -78,11 +78,28 @@ def test_what_takes_long_is_a_command(cli: Any, train: Path) -> None:
 
     assert remedy.startswith("checkpoint may help, 67 % of the peak are saved tensors: ")
     assert remedy.endswith(
-        "to see what it saves (a simulation takes more than 20 s): actbench run --scheme checkpoint train.py --lr 3"
+        "to see what it saves (a simulation takes more than 20 s): actbench run --full-answer train.py --lr 3"
     )
     assert largest == (
         "To find the largest batch that fits, by more simulations: actbench run --max-batch train.py --lr 3"
     )
+
+
+def test_a_full_answer_is_of_a_bench_with_time_and_of_a_script_by_itself(
+    cli: Any, train: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train.write_text(f"PEAK_GIB = 40\n{REMEDY}")
+    monkeypatch.setattr("actbench.tools.script.command.FOLLOWED_UP", "no_such_bench")
+
+    assert "With checkpoint it needs 5.00 GiB" in cli("run", "--full-answer", "train.py").out
+    monkeypatch.setattr("actbench.tools.script.command.FOLLOWED_UP", "fakescript")
+    for limit, command in ((20, "actbench run --full-answer train.py"), (500, "actbench run --timeout 3600 train.py")):
+        train.write_text(f"ADVISED = {{'is_slow': True, 'is_search_slow': True, 'limit_seconds': {limit}}}\n")
+        *_, remedy, largest = cli("run", "--force", "train.py").out.splitlines()
+        assert remedy.endswith(command.replace("run ", "run --force "))
+        assert largest.endswith(command.replace("run ", "run --force "))
+    for other in (("-s", "checkpoint"), ("--columns", "peak"), ("--meter", "cpu")):
+        cli.refused("run", "--full-answer", *other, "train.py", naming="leave out --scheme, --columns, --meter")
 
 
 def test_the_command_that_plans_is_for_the_same_step(cli: Any) -> None:
@@ -146,7 +163,7 @@ def test_schemes_are_rows_beside_the_unchanged_script_which_alone_prints(cli: An
     assert "33.3 %" in ended.out
     assert ended.out.count("epoch 1") == 1
     assert "Worth trying" not in ended.out
-    assert "train.py, checkpoint (simulated): step 2: peak 12.4 GiB" in ended.err
+    assert "train.py, checkpoint: step 2: peak 12.4 GiB" in ended.err
     assert "epoch 1" not in cli("run", "--quiet", "train.py").out
 
 

@@ -16,7 +16,7 @@ from actbench.model.scripts import Script
 from actbench.report.advice import needed_bytes
 from actbench.run.isolated import IsolatedSession
 from actbench.run.processes import ForkServer
-from actbench.tools.script import bench, followup, trials
+from actbench.tools.script import bench, followup, fullanswer, trials
 from actbench.tools.script.suggestions import run_bytes, suggestions
 from actbench.units import MIB
 
@@ -148,6 +148,30 @@ def test_what_would_take_long_is_not_simulated(
     assert followup.Session(CASE).memory().advised == advised
     whole = CASE.model_copy(update={"script": Script(target="train.py", whole=True)})
     assert followup.Session(whole).memory().advised == searched, "which runs longer anyway"
+
+
+def test_a_full_answer_takes_the_time_of_the_case(make_record: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def memory(session: bench.Session) -> Measurement:
+        session.seconds = 90.0
+        found: Measurement = make_record().outcome
+        return found
+
+    monkeypatch.setattr(bench.Session, "memory", memory)
+    monkeypatch.setattr(
+        followup.Session, "_remedied", lambda session, found, advised, limit: Advised(limit_seconds=limit)
+    )
+    monkeypatch.setattr(
+        followup.Session, "_searched", lambda session, found, advised: advised.model_copy(update={"largest_batch": 40})
+    )
+    session = fullanswer.Session(CASE)
+    session.ends_at = time.monotonic() + 600
+    advised = session.memory().advised
+
+    assert advised is not None
+    assert advised.largest_batch == 40
+    assert advised.limit_seconds == pytest.approx(595, abs=5)
+    session.ends_at = time.monotonic() + 60
+    assert session.memory().advised.is_slow, "no time is left for one more"
 
 
 def test_a_search_that_fails_or_takes_long_leaves_the_answer_open(

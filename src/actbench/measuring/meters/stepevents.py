@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from actbench.measuring.meters.modulespans import module_spans
 from actbench.measuring.meters.peak import Event, alive
 from actbench.model.ledger import of_blocks
 from actbench.model.records import Phase
@@ -112,7 +113,16 @@ class StepEvents:
             holders=tuple(self._holders()),
             samples=tuple(samples),
             sampled=tuple(self._sampled(samples)),
+            modules=module_spans(self._made(), [start - self.before for _, start in self.spans], len(totals) - 1),
         )
+
+    def _made(self) -> Iterator[tuple[int, str]]:
+        """Yield the number of events of the step before each storage that it makes, and the module that makes it."""
+        known = {name for name, _ in self.events[: self.before]}
+        for at, (name, _) in enumerate(self.events[self.before :]):
+            if name not in known:
+                known.add(name)
+                yield at, self.origin_of(name).module
 
     def _totals(self) -> Iterator[int]:
         """Yield the bytes alive when the step begins, and after each of its events."""

@@ -73,7 +73,8 @@ def speedscope(timelines: Sequence[tuple[str, Timeline]]) -> str:
 def perfetto(timelines: Sequence[tuple[str, Timeline]]) -> str:
     """Return the memory over steps as counters in Chrome's trace format, which Perfetto reads: a process for each step.
 
-    A microsecond stands for an allocation or a free.
+    Slices are the parts of the step, and the modules that make memory within them. A microsecond stands for an
+    allocation or a free.
     """
     events: list[dict[str, Any]] = []
     for process, (title, timeline) in enumerate(timelines, start=1):
@@ -84,6 +85,10 @@ def perfetto(timelines: Sequence[tuple[str, Timeline]]) -> str:
             assert span is not None
             end = timeline.events if following is None else following.start
             events.append({"ph": "X", "name": span.phase, "ts": span.start, "dur": end - span.start, **at})
+        for each in timeline.modules:  # of equal length, the one that comes first is around the other
+            name = each.module.rpartition(".")[2]
+            where = {"ts": each.start, "dur": each.end - each.start, **at}
+            events.append({"ph": "X", "name": name, **where, "args": {"module": each.module}})
         for place, moment in enumerate(timeline.moments):
             held = {TITLES[kind]: amounts[place] for kind, amounts in timeline.held_bytes.items() if kind != "host"}
             events.append({"ph": "C", "name": "memory (bytes)", "ts": moment, **at, "args": held})

@@ -11,6 +11,7 @@ from typing import Any
 from rich.cells import cell_len
 
 from actbench.report.render.formats import PLUS_MINUS, Cells, cells, framed, unbroken
+from actbench.report.sentences import SAME
 from actbench.report.tables import Table
 from actbench.report.tables.values import Column
 
@@ -50,7 +51,7 @@ class Fitted:
         """Lines below the table."""
         lines = [f"{short} is {name}." for short, name in self.names.items()]
         if self.alike:
-            lines.append(f"All rows: {', '.join(f'{title.lower()} {value}' for title, value in self.alike.items())}.")
+            lines.append(f"{SAME}: {', '.join(f'{title.lower()} {value}' for title, value in self.alike.items())}.")
         if self.left_out:
             lines.append(f"Hidden for lack of space: {', '.join(self.left_out)} (widen the window, or --columns).")
         return lines

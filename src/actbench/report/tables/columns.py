@@ -109,7 +109,7 @@ DIRTY: Column[Entry] = Column(
     "dirty", "Uncommitted", "flag", lambda entry: entry.record.versions.dirty or None, detail=3
 )
 STATUS: Column[Entry] = Column("status", "Status", "text", lambda entry: getattr(entry.record.outcome, "reason", None))
-CONTENT: Column[Entry] = Column("content", "Content of files", "text", lambda entry: shown_content(entry.record))
+CONTENT: Column[Entry] = Column("content", "File version", "text", lambda entry: shown_content(entry.record))
 
 # Each is a column if rows differ in it, else a note below the table.
 SETTINGS: tuple[Column[Entry], ...] = (

@@ -121,20 +121,21 @@ def with_timelines(records: Sequence[MeasuredRecord]) -> Iterator[tuple[Measured
             yield record, record.outcome.timeline
 
 
-def titled_timelines(records: Sequence[MeasuredRecord]) -> Iterator[tuple[str, Timeline]]:
-    """Yield the timelines of records, each with its own title."""
+def titled_timelines(records: Sequence[MeasuredRecord], *, alone: bool = True) -> Iterator[tuple[str, Timeline]]:
+    """Yield the timelines of records, each with its own title.
+
+    Titles of pictures, which stand ``alone``, have batch, meter and device; others only as far as they differ.
+    """
     found = list(with_timelines(records))
     settings = varying_settings([record.case for record, _ in found])
+    batches = {rows_of(record.case, record.outcome) for record, _ in found}
+    has_batch, has_meter = (alone or len(each) > 1 for each in (batches, {record.case.meter for record, _ in found}))
     for (record, timeline), varying in zip(found, settings, strict=True):
-        yield _title(record, told_settings(varying)), timeline
-
-
-def _title(record: MeasuredRecord, settings: str) -> str:
-    case = record.case
-    device = f" {case.device_profile}" if case.meter == "simulated" and case.device_profile else ""
-    rows = rows_of(case, record.outcome)
-    batch = "" if rows is None else f", batch {rows}"
-    return f"{record.label or case.scheme} on {case.model}{batch}{settings} ({case.meter}{device})"
+        case, rows = record.case, rows_of(record.case, record.outcome)
+        batch = f", batch {rows}" if has_batch and rows is not None else ""
+        device = f" {case.device_profile}" if alone and case.meter == "simulated" and case.device_profile else ""
+        meter = f" ({case.meter}{device})" if has_meter else ""
+        yield f"{record.label or case.scheme} on {case.model}{batch}{told_settings(varying)}{meter}", timeline
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from actbench.model.measured import MeasuredRecord
 from actbench.model.modelspecs import OPTIMIZER
 from actbench.model.provenance import Published
 from actbench.report.advice import about_bounds, about_growth, about_largest, about_limits, about_peak, names_of
-from actbench.report.sentences import ALL, failures, measured_on, names_of_cases, warnings
+from actbench.report.sentences import SAME, failures, measured_on, names_of_cases, warnings
 from actbench.report.tables.columns import (
     BATCH,
     ESTIMATES,
@@ -61,7 +61,7 @@ class Settings:
                 if value is not None:
                     told.setdefault(whose, []).append(f"{column.title.lower()} {write(value, column.unit)}")
         return [
-            f"{whose}: {', '.join(told[whose])}." for whose in sorted(told, key=lambda whose: (whose != ALL, whose))
+            f"{whose}: {', '.join(told[whose])}." for whose in sorted(told, key=lambda whose: (whose != SAME, whose))
         ]
 
 
@@ -78,7 +78,7 @@ def constant(
 def _largest(values: Mapping[Group, Value]) -> Iterator[tuple[str, Value]]:
     """Yield the value of all rows, or else of each model, or else of each model and meter."""
     if len(set(values.values())) == 1:
-        yield ALL, next(iter(values.values()))
+        yield SAME, next(iter(values.values()))
         return
     models = {model for model, _ in values}
     if len({(model, value) for (model, _), value in values.items()}) == len(models):
@@ -141,8 +141,9 @@ def _saving_nothing(entries: Sequence[Entry]) -> Iterable[str]:
         is_faster = (step_change(entry) or 0.0) <= -_FASTER
         if about and measured and before and not is_faster and abs(1 - measured.peak_bytes / before) < _NOTHING:
             alike.setdefault((against, about), []).append(entry.record)
+    table = [entry.record for entry in entries]
     for (against, about), records in alike.items():
-        yield f"{names_of(records)}: no lower peak{against}: it {about.removeprefix('the peak ')}"
+        yield f"{names_of(records, table)}: no lower peak{against}: it {about.removeprefix('the peak ')}"
 
 
 def _warnings(records: Sequence[MeasuredRecord]) -> Iterable[str]:

@@ -44,7 +44,7 @@ def parse_batch_range(text: str, what: str = "batch size") -> tuple[int, ...]:
     """
     sizes: list[int] = []
     for part in text.split(","):
-        sizes.extend(_parse_part(part.strip(), f"{what} {text!r}"))
+        sizes.extend(_parse_part(part.strip(), text, f"{what} {text!r}"))
         if len(sizes) > MOST_BATCH_SIZES:
             raise UsageError(f"{what} {text!r} spans more than {MOST_BATCH_SIZES:,} sizes: take larger steps")
     if len(set(sizes)) < len(sizes):
@@ -52,14 +52,15 @@ def parse_batch_range(text: str, what: str = "batch size") -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _parse_part(part: str, whole: str) -> tuple[int, ...]:
+def _parse_part(part: str, text: str, whole: str) -> tuple[int, ...]:
     if part.isascii() and part.isdigit() and len(part) < 19 and int(part) > 0:
         return (int(part),)
     if part.isascii() and part.isdigit() and not part.strip("0"):
         raise UsageError(f"{whole}: a size is at least 1")
     match = _RANGE.fullmatch(part)
     if match is None:
-        raise UsageError(f"{whole}: {part!r} is neither a number (8) nor a range (8-32+8, 8-512*2); a list has commas")
+        wrong = "" if part == text else f", and not {part!r}"
+        raise UsageError(f"{whole}: write a number (8), a list (8,16) or a range (8-32+8, 8-512*2){wrong}")
     first, last, step = int(match[1]), int(match[2]), int(match[4])
     if not 0 < first <= last:
         raise UsageError(f"{whole}: a range begins at 1 or more and ends at its beginning or after it")

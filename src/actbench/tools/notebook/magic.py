@@ -11,9 +11,10 @@ from typing import Any, Final, NoReturn
 from actbench import scheme as schemes
 from actbench.errors import UsageError
 from actbench.model.declared import device_named
+from actbench.run.cellprogress import shown_in_cell
 from actbench.tools.script.simulate import simulate
 from actbench.tools.script.simulation import Simulation
-from actbench.units import parse_bytes
+from actbench.units import format_bytes, parse_bytes
 
 NAME: Final = "actbench"
 
@@ -61,16 +62,19 @@ def run(shell: Any, line: str, cell: str) -> Simulation:
     source = shell.transform_cell(cell)
     file = shell.compile.cache(source)  # so that lines of the cell have a name and a text
     code = compile(ast.parse(source, file), file, "exec")
-    card = simulate(
-        device_named(asked.device_profile),
-        scheme=None if asked.scheme is None else schemes.build(asked.scheme),
-        memory_limit_bytes=limit,
-        batch_size=asked.batch_size,
-        steps=asked.steps,
-        script=Path(file),
-        warns=False,
-    )
-    shell.user_ns["card"] = card
-    with card:
-        exec(code, shell.user_ns)
+    with shown_in_cell() as progress:
+        card = simulate(
+            device_named(asked.device_profile),
+            scheme=None if asked.scheme is None else schemes.build(asked.scheme),
+            memory_limit_bytes=limit,
+            batch_size=asked.batch_size,
+            steps=asked.steps,
+            script=Path(file),
+            warns=False,
+            stepped=lambda number, step: progress.doing(f"step {number}: peak {format_bytes(step.peak_bytes)}"),
+        )
+        shell.user_ns["card"] = card
+        progress.doing("first step")
+        with card:
+            exec(code, shell.user_ns)
     return card

@@ -45,10 +45,13 @@ def _remedy(case: Case, measured: Measurement, command: Command) -> Iterator[str
     if not found:
         return
     if known.scheme is None or known.needed_bytes is None:
-        limit = format_seconds(known.limit_seconds or WORTH_SECONDS)
-        why = f" (a simulation takes more than {limit})" if known.is_slow else ""
-        scheme = found[0].scheme
-        yield f"{scheme} may help, {found[0].reason}; to see what it saves{why}: {command('--scheme', scheme)}"
+        scheme, reason = found[0].scheme, found[0].reason
+        if known.is_slow:
+            limit = format_seconds(known.limit_seconds or WORTH_SECONDS)
+            sees = f"to see what it saves (a simulation takes more than {limit})"
+            yield f"{scheme} may help, {reason}; {sees}: {command(*_more_time(case, known))}"
+        else:
+            yield f"{scheme} may help, {reason}; to see what it saves: {command('--scheme', scheme)}"
         return
     from actbench.tools.fit.paste import lines_for  # of what is stored, nothing is asked of torch
 
@@ -79,12 +82,18 @@ def _largest(record: MeasuredRecord, measured: Measurement, command: Command) ->
     if case.script is None or case.meter == "cuda" or not has_loader:
         return
     is_slow = known is not None and known.is_search_slow
-    slow = f"a search of {format_seconds(SEARCH_SECONDS)} did not end"
+    slow = "a search did not end in its time"
     if not case.script.whole:
-        why = f" ({slow})" if is_slow else ""
-        yield f"To find the largest batch that fits, by more simulations{why}: {command('--max-batch')}"
+        why, options = (f" ({slow})", _more_time(case, known)) if known and is_slow else ("", ("--max-batch",))
+        yield f"To find the largest batch that fits, by more simulations{why}: {command(*options)}"
     elif is_slow:
         yield f"The largest batch whose steps fit is not known: {slow}; --max-batch in place of --whole finds it."
+
+
+def _more_time(case: Case, known: Advised) -> tuple[str, ...]:
+    """Return the options that give an answer more time: that of the case, or more than it had with all of that."""
+    had_all = case.script is not None and not case.script.whole and (known.limit_seconds or 0) > WORTH_SECONDS
+    return ("--timeout", "3600") if had_all else ("--full-answer",)
 
 
 def planning(case: Case, measured: Measurement) -> Iterator[str]:

@@ -211,7 +211,7 @@ class Session:
             passes += 1
             if now - told >= _TELL_SECONDS:
                 told = now
-                self.said(f"step {step}: {passes:,} passes of models so far")
+                self.said(f"step {step}: {passes:,} {'pass' if passes == 1 else 'passes'} of models so far")
 
         run.lines.ran = passed
 

@@ -32,6 +32,7 @@ from actbench.report.plain import plain
 from actbench.tools.script.declared import (
     BENCH,
     FOLLOWED_UP,
+    FULLY_ANSWERED,
     check_script,
     misplaced,
     name_and_title,
@@ -93,6 +94,14 @@ def run_script(
             "needs. Epochs are cut short.",
         ),
     ] = False,
+    full_answer: Annotated[
+        bool,
+        option(
+            "--full-answer",
+            "Find what the best remedy needs, and the largest batch, where that takes more than 20 s, too: up to "
+            "--timeout.",
+        ),
+    ] = False,
     raise_oom: Annotated[
         bool,
         option(
@@ -119,9 +128,9 @@ def run_script(
     The script runs on fake tensors, in a separate process, until two steps of its optimizer are equal. Its data is
     loaded for real, no weight is computed, and it ends before it saves anything, or with --whole at its own end.
     The output ends with whether a step fits, the best remedy to paste with what it needs, and the largest batch that
-    fits: the script runs a few more times for these, as far as each takes no more than some 20 s. --verbose adds the
-    peak by phase, kind, line of the script and module, the estimated time, and all schemes worth trying. Each --scheme
-    adds a row to compare with the unchanged script.
+    fits: the script runs a few more times for these, as far as each takes no more than some 20 s; --full-answer waits
+    for all. --verbose adds the peak by phase, kind, line of the script and module, the estimated time, and all schemes
+    worth trying. Each --scheme adds a row to compare with the unchanged script.
     --quiet also hides what the script prints.
 
     Options come before the script; everything after it belongs to the script. Its code runs as python would run it:
@@ -161,6 +170,10 @@ def run_script(
     case = _case(script, meter, device)
     specs = checked_schemes(scheme or [], "--scheme")
     columns = exports.chosen
+    if full_answer and (specs or columns or meter != "simulated"):
+        raise UsageError(
+            "--full-answer: a script that is simulated by itself has an answer; leave out --scheme, --columns, --meter"
+        )
     curve.check()
     check_script(script)
     own = {name: not getattr(each, "is_flag", False) for each in context.command.params for name in each.opts}
@@ -179,10 +192,11 @@ def run_script(
     with schemes_from("--scheme"), progress_shown(kept, progress, as_lines=True) as told, ExitStack() as held:
         settled: Any = {"retry_failed": retry_failed, "progress": told}
         named, found = name_and_title(case, specs), partial(written, case, specs)
+        force = force or full_answer  # what is stored may have been cut short
         comparison = None if force else stored_results(*named, found, output, **settled)
         if comparison is None:
             # its imports and those of this process take seconds each: they go on side by side
-            bench = BENCH if specs or exports.columns else FOLLOWED_UP
+            bench = BENCH if specs or exports.columns else FULLY_ANSWERED if full_answer else FOLLOWED_UP
             server = held.enter_context(ForkServer(bench))
             from actbench.tools.script import experiment as scripts  # which imports torch
 
@@ -272,11 +286,11 @@ def _show(
     from actbench.tools.script.answer import answer, judged
     from actbench.tools.script.bar import peak_bar
     from actbench.tools.script.tables import script_tables
-    from actbench.tools.script.verdict import about_card, about_values, in_short, shown_name, verdict
+    from actbench.tools.script.verdict import about_card, about_values, in_short, verdict
 
     unchanged, compares = records[0], len(records) > 1 or bool(columns)
     of_script = list(script_tables(unchanged.outcome))
-    title = f"What does each scheme save on {shown_name(unchanged.case)}?"
+    title = f"What does each scheme save on {unchanged.case.shown_model}?"
     names = tuple(dict.fromkeys([*columns, *asked]))
     shown = report_tables(records, title, names if columns else (), never_hidden=names)
     export(

@@ -24,6 +24,9 @@ BENCH: Final = "actbench.tools.script.bench"
 FOLLOWED_UP: Final = "actbench.tools.script.followup"
 """As :data:`BENCH`, and with more simulations, which answer what is asked next."""
 
+FULLY_ANSWERED: Final = "actbench.tools.script.fullanswer"
+"""As :data:`FOLLOWED_UP`, however long these simulations take."""
+
 MOST_BYTES = 16 * MIB
 """Largest script that is read."""
 

@@ -46,20 +46,24 @@ class Session(bench.Session):
         found = super().memory()
         if self.case.meter != "simulated" or self.case.scheme != "exact":
             return found
+        worth, _ = self._may_take()
         own = min(self.seconds, _WHOLE_SECONDS) if self.script.whole else 0.0
-        limit = max(WORTH_SECONDS, 2 * own)
+        limit = max(worth, 2 * own)
         if self._left() < self.seconds:
             return found.model_copy(update={"advised": Advised(is_slow=True, limit_seconds=limit)})
-        advised = Advised(
-            is_slow=self.seconds > (_WHOLE_SECONDS if self.script.whole else WORTH_SECONDS), limit_seconds=limit
-        )
+        is_slow = self.seconds > (max(_WHOLE_SECONDS, worth) if self.script.whole else worth)
+        advised = Advised(is_slow=is_slow, limit_seconds=limit)
         if not advised.is_slow:
             found = self._expected(found, limit)
             advised = self._remedied(found, advised, limit)
-        is_short = not advised.is_slow if self.script.whole else _SEARCHES * self.seconds <= WORTH_SECONDS
+        is_short = not advised.is_slow if self.script.whole else _SEARCHES * self.seconds <= worth
         if is_short and not self.case.find_largest_batch:
             advised = self._searched(found, advised)
         return found.model_copy(update={"advised": advised})
+
+    def _may_take(self) -> tuple[float, float]:
+        """Return the seconds that each simulation is worth, and the search for the largest batch."""
+        return WORTH_SECONDS, SEARCH_SECONDS
 
     def _left(self) -> float:
         """Return the seconds for what follows, of those that the case may take: --timeout is for all together."""
@@ -117,7 +121,7 @@ class Session(bench.Session):
 
     def _searched(self, found: Measurement, advised: Advised) -> Advised:
         """Return the advice with the largest batch that fits, where the script has a loader of batches, and in time."""
-        until = time.monotonic() + min(SEARCH_SECONDS, self._left())
+        until = time.monotonic() + min(self._may_take()[1], self._left())
         limit, has_loader = found.memory_limit_bytes, found.built is not None and found.built.batch_size is not None
         if limit is None or not has_loader:
             return advised

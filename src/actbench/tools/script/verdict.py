@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from actbench.model.context import CONTEXT_BYTES
 from actbench.model.measured import Growth, MeasuredRecord, Measurement, RunEvent
-from actbench.model.records import Case, differ
+from actbench.model.records import differ
 from actbench.report.advice import needed_bytes
 from actbench.report.sentences import rows_of
 from actbench.report.tables.values import step_time
@@ -185,14 +183,6 @@ def _needs(record: MeasuredRecord, measured: Measurement) -> str:
     return f"{'the largest' if differs else 'a'} step{of} {need}"
 
 
-def shown_name(case: Case) -> str:
-    """Return a script's name, a long path of it without its folders, and its arguments."""
-    script = case.script
-    if script is None or script.is_module or not Path(script.target).is_absolute():
-        return case.model
-    return case.model.replace(script.target, Path(script.target).name, 1)
-
-
 def _grows(record: MeasuredRecord, measured: Measurement, growth: Growth) -> str:
     rate, more, line = format_bytes(growth.step_bytes), growth.more_steps, growth.line
     if growth.kind == "cycle":
@@ -215,7 +205,7 @@ def _rounded(count: int) -> str:
 
 def _what(record: MeasuredRecord) -> str:
     processes = record.case.script.processes if record.case.script else 1
-    return shown_name(record.case) + (f", on the first of {processes} cards," if processes > 1 else "")
+    return record.case.shown_model + (f", on the first of {processes} cards," if processes > 1 else "")
 
 
 def _reserved(measured: Measurement) -> list[str]:

@@ -1,0 +1,15 @@
+"""Simulates a script and what is asked next, however long that takes within the time of the case."""
+
+from __future__ import annotations
+
+from actbench.tools.script import followup
+from actbench.tools.script.bench import failure_of as failure_of  # a bench has it
+
+__all__ = ["Session", "failure_of"]
+
+
+class Session(followup.Session):
+    """A script whose measurement has all of ``advised`` that its case has time for."""
+
+    def _may_take(self) -> tuple[float, float]:
+        return self._left(), self._left()
