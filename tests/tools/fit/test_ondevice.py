@@ -15,7 +15,7 @@ from actbench.run import runner
 from actbench.run.progress import Progress
 from actbench.simulator import profiles
 from actbench.tools.fit.ondevice import measure, meter_of
-from actbench.tools.fit.records import Asked, FitRecord, Tried
+from actbench.tools.fit.records import Asked, FitRecord, PlannedStep
 
 GIB = 1024**3
 OWN = "gib = 20\ncompute_capability = [8, 9]\nfp32 = 50\nbandwidth = 900\nlink = 30\nlaunch = 2\n"
@@ -88,12 +88,12 @@ def test_the_name_of_ones_own_profile_is_ones_own(card, tmp_path: Path):
         meter_of(own)
 
 
-def tried(base: str, need: int) -> Tried:
+def tried(base: str, need: int) -> PlannedStep:
     """Return a plan that was simulated within 88 bytes, of a fit in 100."""
     case = Case(model="tiny-llama", batch_size=1, scheme="lora:16+checkpoint", memory_limit_bytes=88)
     outcome = Measurement(weights_bytes=1, activation_bytes=0, peak_bytes=need)
     said = {"recorded_at": now(), "asked": Asked(scheme=base, limit_bytes=100), **provenance("actbench fit")}
-    return Tried(FitRecord(recipe="m", case=case, outcome=outcome, **said), outcome, 1.0, 1.0)
+    return PlannedStep(FitRecord(recipe="m", case=case, outcome=outcome, **said), outcome, 1.0, 1.0)
 
 
 def test_a_plan_is_measured_once_with_the_limit_that_was_asked_for_and_serves_every_request(monkeypatch, tmp_path):

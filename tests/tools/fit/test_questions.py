@@ -18,12 +18,10 @@ from actbench.model.records import Case, Failure
 from actbench.scheme import build
 from actbench.scheme.facets import Spread
 from actbench.simulator import profiles
-from actbench.tools.fit.fitting import Fitting, Means
-from actbench.tools.fit.growing import LARGEST, Grower, Largest, Search
-from actbench.tools.fit.levels import EXACT
 from actbench.tools.fit.plan import Plan
-from actbench.tools.fit.records import Asked
-from actbench.tools.fit.sharding import ways
+from actbench.tools.fit.questions import LARGEST, Largest, Search, Sizes, ways
+from actbench.tools.fit.records import EXACT, Asked, FitRecord
+from actbench.tools.fit.simulations import Means, Simulations
 
 STEP = ("fit", "tiny-llama", "-b", "2", "--sequence-length", "64", "--budget", "600", "--code", "0")
 ON_4090 = (*STEP, "--device-profile", "rtx-4090")
@@ -109,10 +107,10 @@ def taken(bytes_held: int, seconds: float = 1.0) -> Measurement:
     return madeup.measured((1, 1, 2, bytes_held), seconds, 0.0, 1 << 20)
 
 
-class Made(Fitting):
+class Made(Simulations):
     """Simulates nothing: recomputed steps hold half as much, and their slowdown grows with the sequence."""
 
-    def simulations(self, case: Case, asked: Asked) -> Any:
+    def of(self, exact: Case, asked: Asked) -> Any:
         def simulate(plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
             for each in plans:
                 size, again = each.sequence_length or 0, "checkpoint" in each.scheme
@@ -121,10 +119,15 @@ class Made(Fitting):
         return simulate
 
 
+class Stored:
+    def find(self, case: Case) -> FitRecord:
+        return madeup.record_of(case.scheme, 1, 1).model_copy(update={"case": case})
+
+
 def grown(limit: int) -> Largest:
     case = Case(model="x", batch_size=1, sequence_length=64, device_profile="rtx-4090", memory_limit_bytes=limit)
-    made = Made(Means(schemes=["checkpoint"]), "x", "exact", store=cast("Any", None), simulates=cast("Any", None))
-    (found,) = Grower(made, case, Asked(exact=True, max_slowdown=1.5), "sequence_length").run([EXACT])
+    made = Made(Means(schemes=["checkpoint"]), "x", "exact", store=cast("Any", Stored()), simulator=cast("Any", None))
+    (found,) = Sizes(made, case, Asked(exact=True, max_slowdown=1.5), "sequence_length").run([EXACT])
     assert found is not None
     return found
 
@@ -132,15 +135,15 @@ def grown(limit: int) -> Largest:
 def test_the_largest_size_is_fast_enough_there() -> None:
     found = grown(900)
 
-    assert (found.size, found.case.scheme) == (500, "checkpoint")
-    assert found.slowdown <= 1.5
+    assert (found.size, found.step.spec) == (500, "checkpoint")
+    assert found.step.slowdown <= 1.5
     assert "times the exact step's time" in found.why_no_more
 
 
 def test_what_is_faster_at_the_largest_size_grows_on() -> None:
     found = grown(10_003)
 
-    assert (found.size, found.case.scheme) == (5_000, "exact")
+    assert (found.size, found.step.spec) == (5_000, "exact")
     assert found.beyond_bytes is not None
     assert found.beyond_bytes > 10_003
 

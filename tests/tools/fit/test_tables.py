@@ -9,9 +9,9 @@ import pytest
 from madeup import LIMIT, OTHER_UPDATES, Plan, found, record_of
 
 from actbench.report import render, store
-from actbench.tools.fit.pieces import pieces_of
+from actbench.tools.fit.answer import fitted
+from actbench.tools.fit.codegen import pieces_of
 from actbench.tools.fit.records import FitRecord, Training
-from actbench.tools.fit.shortlist import fitted
 from actbench.tools.fit.tables import fit_tables, tables_of
 
 UNBIASED = Training(gradient="unbiased")

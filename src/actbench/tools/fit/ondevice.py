@@ -19,7 +19,7 @@ from actbench.run import runner
 from actbench.run.progress import Progress
 from actbench.run.recipes.sections import Planned
 from actbench.simulator.profiles import DeviceProfile
-from actbench.tools.fit.records import FitRecord, Tried
+from actbench.tools.fit.records import FitRecord, PlannedStep
 
 MOST = 3
 """Most plans to measure."""
@@ -77,7 +77,7 @@ class _AsFits:
     """Stores records of measured cases in a file of fits."""
 
     store: Store[FitRecord]
-    simulated: dict[Case, Tried]
+    simulated: dict[Case, PlannedStep]
     path: None = None
 
     def done(self, case: Data) -> bool:
@@ -101,7 +101,7 @@ class _AsFits:
 
 
 def measure(
-    chosen: Sequence[Tried],
+    chosen: Sequence[PlannedStep],
     meter: MeterName,
     store: Store[FitRecord],
     *,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -15,35 +15,44 @@ from actbench.report.sentences import failures, names_of_cases, warnings
 from actbench.report.tables.estimates import about_unknown
 from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column, Curve, SpreadValue, Value, change, step_time, with_spread
-from actbench.tools.fit.answer import answer, numbered, times
-from actbench.tools.fit.counts import about_crashed, is_crash
-from actbench.tools.fit.records import FitRecord, Tried, step_seconds_of
-from actbench.tools.fit.shortlist import Fitted, fitted, without_limit
+from actbench.tools.fit.answer import (
+    Fitted,
+    about_crashed,
+    answer,
+    each_once,
+    fitted,
+    numbered,
+    times,
+    without_limit,
+)
+from actbench.tools.fit.records import FitRecord, PlannedStep, is_crash, step_seconds_of
 from actbench.units import GIB, format_bytes, format_seconds
 
 FIT_TITLE = "What fits"
 
 
-def _at_peak(part: str, title: str) -> Column[Tried]:
-    def compute(tried: Tried) -> Value:
-        return getattr(tried.measured.peak_parts, part, None)
+def _at_peak(part: str, title: str) -> Column[PlannedStep]:
+    def compute(tried: PlannedStep) -> Value:
+        return getattr(tried.measurement.peak_parts, part, None)
 
     return Column(part, title, "bytes", compute, "lower", detail=2)
 
 
-def _differs(tried: Tried) -> str | None:
+def _differs(tried: PlannedStep) -> str | None:
     training = tried.training
     found = [what for what in ("updates", "precision") if getattr(training, what) == "other"]
     return ", ".join([*found, *(["adapters"] if training.trained == "adapters" else [])]) or None
 
 
-def _optimizer(tried: Tried) -> str:
-    return tried.record.case.optimizer or f"the model's own {tried.measured.optimizer}"
-
-
-_COLUMNS: tuple[Column[Tried], ...] = (
-    Column("scheme", "Scheme", "text", lambda tried: tried.record.case.scheme, quiet=True),
-    Column("optimizer", "Optimizer", "text", _optimizer, quiet=True),
+_COLUMNS: tuple[Column[PlannedStep], ...] = (
+    Column("scheme", "Scheme", "text", lambda tried: tried.spec, quiet=True),
+    Column(
+        "optimizer",
+        "Optimizer",
+        "text",
+        lambda tried: tried.optimizer or f"the model's own {tried.measurement.optimizer}",
+        quiet=True,
+    ),
     Column("plan", "Plan", "text", lambda tried: tried.name),
     Column("need_bytes", "Need", "bytes", lambda tried: tried.need_bytes, "lower"),
     Column("slowdown", "Time (est.)", "ratio", lambda tried: tried.slowdown, "lower"),
@@ -52,7 +61,7 @@ _COLUMNS: tuple[Column[Tried], ...] = (
     Column("differs", "Also changes", "text", _differs),
     Column("joined", "Peak from", "text", lambda tried: "joined" if tried.record.joined else None, detail=1),
     Column("estimated_step_seconds", "Step (est.)", "seconds", lambda tried: tried.seconds, "lower", detail=1),
-    Column("peak_bytes", "Peak", "bytes", lambda tried: tried.measured.peak_bytes, "lower", detail=1),
+    Column("peak_bytes", "Peak", "bytes", lambda tried: tried.measurement.peak_bytes, "lower", detail=1),
     _at_peak("weights_bytes", "Weights at peak"),
     _at_peak("gradients_bytes", "Gradients at peak"),
     _at_peak("optimizer_bytes", "Optimizer state at peak"),
@@ -82,10 +91,10 @@ class _Row:
         return step_time(self.measured.step_seconds) if self.measured else None
 
 
-def _warnings(rows: Sequence[Tried]) -> list[str]:
+def _warnings(rows: Sequence[PlannedStep]) -> list[str]:
     """Return the warnings of the rows' simulations, each once, and the operators that are counted roughly."""
-    said = warnings((each.record.case.scheme, each.measured.warnings) for each in rows)
-    return [*(f"Warning: {text}" for text, _ in said), *about_unknown(each.measured.estimated for each in rows)]
+    said = warnings((each.spec, each.measurement.warnings) for each in rows)
+    return [*(f"Warning: {text}" for text, _ in said), *about_unknown(each.measurement.estimated for each in rows)]
 
 
 def _pairs(found: Fitted) -> list[_Row]:
@@ -95,7 +104,7 @@ def _pairs(found: Fitted) -> list[_Row]:
         row
         for record in found.on_device
         if (beside := tried.get(without_limit(record.case.model_copy(update={"meter": "simulated"})))) is not None
-        for row in (_Row(beside.name, beside.record), _Row(beside.name, record, beside.measured))
+        for row in (_Row(beside.name, beside.record), _Row(beside.name, record, beside.measurement))
     ]
 
 
@@ -107,10 +116,6 @@ def _step_off(row: _Row) -> Value:
     return change(row.step.value, step_seconds_of(row.simulated)) if row.step and row.simulated else None
 
 
-def _estimate_of(row: _Row) -> Value:
-    return step_seconds_of(row.measured) if row.measured else None
-
-
 _PAIR_COLUMNS: tuple[Column[_Row], ...] = (
     Column("scheme", "Scheme", "text", lambda row: row.record.case.scheme, quiet=True),
     Column("optimizer", "Optimizer", "text", lambda row: row.record.case.optimizer, quiet=True),
@@ -119,21 +124,16 @@ _PAIR_COLUMNS: tuple[Column[_Row], ...] = (
     Column("peak_bytes", "Peak", "bytes", lambda row: row.record.outcome.peak_bytes),
     Column("peak_estimate_error", "Peak off by", "change", _peak_off),
     *with_spread("step_seconds", "Step", "seconds", lambda row: row.step),
-    Column("estimated_step_seconds", "Step", "seconds", _estimate_of, estimate_of="step_seconds"),
+    Column(
+        "estimated_step_seconds",
+        "Step",
+        "seconds",
+        lambda row: step_seconds_of(row.measured),
+        estimate_of="step_seconds",
+    ),
     Column("step_estimate_error", "Step off by", "change", _step_off),
     Column("failure", "Failure", "text", lambda row: getattr(row.record.outcome, "reason", None)),
 )
-
-
-def _notes_of_pairs(found: Fitted) -> list[str]:
-    """Return the devices of the measurements, and the reasons of failures."""
-    devices = dict.fromkeys(each.machine.gpu or each.machine.processor for each in found.on_device)
-    failed = ((each.case, each.case.scheme, each.outcome) for each in found.on_device)
-    where = f"Measured on {', '.join(devices)}, simulated for {found.case.device_profile}"
-    return [
-        f"{where}. Off by: how much more the simulation says.",
-        *failures(failed, names_of_cases),
-    ]
 
 
 def fit_tables(records: Sequence[FitRecord], title: str = FIT_TITLE) -> tuple[Table, ...]:
@@ -156,13 +156,13 @@ def tables_of(found: Fitted, title: str, verdict: Sequence[str] = ()) -> tuple[T
     """
     rows = "" if found.case.rows is None else f"batch {found.case.rows}, "
     about = f"{found.case.model}, {rows}on {found.case.device_profile}"
-    shown = _each_once([*found.usual(), *found.listed()])
+    shown = each_once([*found.usual(), *found.listed()])
     if not found.has_shortlist:
         title = "No simulated plan fits; what needs least"
         if any(map(found.fits, found.listed())):
             title = f"Fits only at more than {times(found.max_slowdown)} the exact step's time"
     numbers = {id(plan): number for number, plan in enumerate(numbered(found), 1)}
-    number = Column[Tried]("number", "No.", "count", lambda tried: numbers.get(id(tried)))
+    number = Column[PlannedStep]("number", "No.", "count", lambda tried: numbers.get(id(tried)))
     adapts = found.exact.training.trained == "all" and any(each.training.trained == "adapters" for each in shown)
     why = "Adapters are other parameters than those of the exact step: low-rank matrices added to frozen weights."
     notes = [*_options(shown, numbers), *([why] if adapts else []), *_warnings(shown), *_notes(found)]
@@ -170,21 +170,21 @@ def tables_of(found: Fitted, title: str, verdict: Sequence[str] = ()) -> tuple[T
     tables = [replace(table, lead=tuple(verdict) or answer(found))]
     pairs = _pairs(found)
     if pairs:
-        tables.append(fill(f"Measured and estimated: {about}", _PAIR_COLUMNS, pairs, _notes_of_pairs(found)))
+        devices = dict.fromkeys(each.machine.gpu or each.machine.processor for each in found.on_device)
+        failed = ((each.case, each.case.scheme, each.outcome) for each in found.on_device)
+        where = f"Measured on {', '.join(devices)}, simulated for {found.case.device_profile}"
+        said = [f"{where}. Off by: how much more the simulation says.", *failures(failed, names_of_cases)]
+        tables.append(fill(f"Measured and estimated: {about}", _PAIR_COLUMNS, pairs, said))
     return (*tables, *_frontiers(found, about))
 
 
 _MOST_OPTIONS = 3
 
 
-def _options(rows: Sequence[Tried], numbers: Mapping[int, int]) -> list[str]:
+def _options(rows: Sequence[PlannedStep], numbers: Mapping[int, int]) -> list[str]:
     """Return the options of the first plans whose row leaves out where schemes act."""
-    written = [each for each in rows if id(each) in numbers and ",only=" in each.record.case.scheme][:_MOST_OPTIONS]
+    written = [each for each in rows if id(each) in numbers and ",only=" in each.spec][:_MOST_OPTIONS]
     return [f"Plan {numbers[id(each)]} as options: {spec_of(each.record.case)}" for each in written]
-
-
-def _each_once(plans: Iterable[Tried]) -> list[Tried]:
-    return list({id(each): each for each in plans}.values())
 
 
 def spec_of(case: Case) -> str:
@@ -193,8 +193,8 @@ def spec_of(case: Case) -> str:
     return f"-s {shlex.quote(case.scheme)}{optimizer}"
 
 
-def _columns_with_fits(found: Fitted) -> tuple[Column[Tried], ...]:
-    fits = Column[Tried]("fits", "Fits", "flag", found.fits)
+def _columns_with_fits(found: Fitted) -> tuple[Column[PlannedStep], ...]:
+    fits = Column[PlannedStep]("fits", "Fits", "flag", found.fits)
     place = [column.key for column in _COLUMNS].index("slowdown")
     return (*_COLUMNS[:place], fits, *_COLUMNS[place:])
 
@@ -224,31 +224,25 @@ def _notes(found: Fitted) -> list[str]:
     settings += [f"autocast {case.autocast}"] if case.autocast else []
     settings += [f"optimizer {case.optimizer}"] if case.optimizer else []
     joined = sum(each.record.joined for each in found.tried)
-    plans = f"{_were(len(found.tried) - joined)} simulated whole"
+    whole = len(found.tried) - joined
+    plans = f"{'1 plan was' if whole == 1 else f'{whole} plans were'} simulated whole"
     plans += f", {joined} joined from traces of blocks" if joined else ""
     alone = "Unchanged" if base == "exact" else f"With {base} alone"
     needs, takes = format_bytes(found.exact.need_bytes), format_seconds(found.exact.seconds)
     fits = f" and takes {takes}" if found.fits(found.exact) else f": it does not fit (it would take {takes})"
+    exact, other = found.uniform(exact=True), found.uniform(exact=False)
+    uniform = []
+    for gradients, plan in (("exact", exact), ("any", None if other is exact else other)):
+        if plan is not None and plan is not found.exact:
+            costs_of = f"{format_bytes(plan.need_bytes)}, {plan.slowdown:.2f}x the time"
+            uniform.append(f"The same for all blocks, {gradients} gradients: {costs_of}: {plan.name}.")
     return [
         f"{', '.join(settings)[0].upper()}{', '.join(settings)[1:]}; {plans}.",
         f"{alone}, a step needs {needs}{fits}. Times are estimated.",
         *([] if case.device_profile == "cpu" else [_CONTEXT]),
         *([] if base == "exact" else [f"Every plan has {base}, and so has the exact step."]),
-        *_about_uniform(found),
+        *uniform,
     ]
-
-
-def _were(count: int) -> str:
-    return "1 plan was" if count == 1 else f"{count} plans were"
-
-
-def _about_uniform(found: Fitted) -> Iterator[str]:
-    """Yield what the fastest plans need and take that treat all blocks alike."""
-    exact, other = found.uniform(exact=True), found.uniform(exact=False)
-    for gradients, uniform in (("exact", exact), ("any", None if other is exact else other)):
-        if uniform is not None and uniform is not found.exact:
-            costs = f"{format_bytes(uniform.need_bytes)}, {uniform.slowdown:.2f}x the time"
-            yield f"The same for all blocks, {gradients} gradients: {costs}: {uniform.name}."
 
 
 FITTED: Final = Kind("fit", FitRecord, fit_tables, FIT_TITLE)
