@@ -19,7 +19,7 @@ from actbench.scheme import build
 from actbench.scheme.facets import Spread
 from actbench.simulator import profiles
 from actbench.tools.fit.plan import Plan
-from actbench.tools.fit.questions import LARGEST, Largest, Search, Sizes, ways
+from actbench.tools.fit.questions import LARGEST, Largest, Sizes, largest_size, ways
 from actbench.tools.fit.records import EXACT, Asked, FitRecord
 from actbench.tools.fit.simulations import Means, Simulations
 
@@ -28,8 +28,10 @@ ON_4090 = (*STEP, "--device-profile", "rtx-4090")
 AMONG = [word for name in ("checkpoint", "chunked_loss:8") for word in ("--scheme", name)]
 
 
-def search(need: Callable[[int], int | None], limit: int) -> tuple[Search, list[int]]:
-    """Return a search among sizes that need bytes; sizes that need None cannot be simulated."""
+def search(
+    need: Callable[[int], int | None], limit: int, start: int
+) -> tuple[int, Mapping[int, tuple[Case, Measurement | Failure]], list[int]]:
+    """Search among sizes that need bytes; sizes that need None cannot be simulated."""
     asked: list[int] = []
 
     def simulate(sizes: Iterable[int]) -> Mapping[int, tuple[Case, Measurement | Failure]]:
@@ -42,7 +44,7 @@ def search(need: Callable[[int], int | None], limit: int) -> tuple[Search, list[
             found[size] = Case(model="x", batch_size=size), refused if needs is None else measured
         return found
 
-    return Search(simulate, limit), asked
+    return *largest_size(simulate, limit, start), asked
 
 
 @given(
@@ -58,26 +60,23 @@ def test_the_largest_size_fits_and_one_more_does_not(start, fixed, each, square,
     def need(size: int) -> int:
         return -(-(fixed + each * size + square * size * size) // step) * step
 
-    found, asked = search(need, limit)
-    largest = found.run(start)
+    largest, known, asked = search(need, limit, start)
 
     assert largest == 0 or need(largest) <= limit
     assert largest == LARGEST or need(largest + 1) > limit
-    assert largest + 1 in found.known or largest == LARGEST
+    assert largest + 1 in known or largest == LARGEST
     assert len(asked) <= 120
 
 
 def test_a_size_that_cannot_be_simulated_is_the_end() -> None:
-    found, _ = search(lambda size: None if size > 512 else size, 10**9)
+    largest, known, _ = search(lambda size: None if size > 512 else size, 10**9, 64)
 
-    assert found.run(64) == 512
-    assert isinstance(found.known[513][1], Failure)
+    assert largest == 512
+    assert isinstance(known[513][1], Failure)
 
 
 def test_a_search_whose_time_is_over_ends() -> None:
-    found = Search(lambda sizes: {}, 10)
-
-    assert found.run(64) == 0
+    assert largest_size(lambda sizes: {}, 10, 64) == (0, {})
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -93,10 +92,12 @@ def simulated(case: Case, **changes: object) -> Measurement:
 
 def test_a_size_that_is_too_slow_does_not_count() -> None:
     case = Case(model="x", batch_size=1)
-    found = Search(lambda sizes: {size: (case, taken(size)) for size in sizes}, 1 << 20, is_up_to_300)
+    largest, known = largest_size(
+        lambda sizes: {size: (case, taken(size)) for size in sizes}, 1 << 20, 64, is_fast=is_up_to_300
+    )
 
-    assert found.run(64) == 300
-    assert 301 in found.known
+    assert largest == 300
+    assert 301 in known
 
 
 def is_up_to_300(size: int, measured: Measurement) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from actbench import scheme as schemes
 from actbench.errors import MeasurementError, SpecError
@@ -130,14 +131,8 @@ class Largest:
 def largest(case: Case, axis: Axis, asked: Asked, means: Means) -> Answer:
     """Return the largest size at which a step fits, for each way of training; simulated there, and at one more.
 
-    Args:
-        case: The case of the exact step, at the size from which on others are tried.
-        axis: What grows: the sequence, or the batch (in one pass: in micro-batches any batch fits if one row does).
-        asked: What counts as an answer; ``max_slowdown`` is over the exact step's time at the same size.
-        means: How plans are made.
-
-    Raises:
-        UsageError, ModelError, MeasurementError, StoreError: As of :func:`actbench.tools.fit.fit.find`.
+    ``case`` has the size from which on others are tried. Slowdowns are over the exact step's time at the same size. The
+    arguments, and what is raised, are otherwise those of :func:`actbench.tools.fit.fit.find`.
     """
     case, profile = checked(case.model_copy(update={axis: getattr(case, axis) or 128}))
     candidates, levels = candidates_of(case, asked, profile, means.schemes), _levels(asked)
@@ -285,29 +280,25 @@ class Sizes:
             found = self.made.of(self.case, self.asked)({plan.case(self._at(each), places): plan for each in sizes})
             return {getattr(case, self.axis): (case, outcome) for case, outcome in found}
 
-        sizes = Search(simulated, self.limit, self._is_fast)
-        fits = sizes.run(size, *more)
-        case, outcome = sizes.known.get(fits or 1, (self.case, None))
+        def slowdown(size: int, measured: Measurement) -> float:  # NaN if there was no time for the exact step
+            return (step_seconds_of(measured) or math.nan) / self._exact_seconds(size)
+
+        fits, known = largest_size(
+            simulated,
+            self.limit,
+            size,
+            *more,
+            is_fast=lambda size, measured: slowdown(size, measured) <= self.asked.max_slowdown,
+        )
+        case, outcome = known.get(fits or 1, (self.case, None))
         step = _step(self.made, case, outcome, self._exact_seconds(fits or 1))
-        if step is None:
-            return None
-        grown = Largest(level, fits, step)
-        _, beyond = sizes.known.get(fits + 1, (None, None))
-        if not isinstance(beyond, Measurement):
-            return replace(grown, why_no_more=getattr(beyond, "message", ""))
-        if (need := needed_bytes(beyond)) > self.limit:
-            return replace(grown, beyond_bytes=need)
-        slowdown = self._slowdown(fits + 1, beyond)
-        return replace(grown, why_no_more=f"{slowdown:.3g} times the exact step's time" if slowdown else "")
-
-    def _is_fast(self, size: int, measured: Measurement) -> bool:
-        slowdown = self._slowdown(size, measured)
-        return slowdown is not None and slowdown <= self.asked.max_slowdown
-
-    def _slowdown(self, size: int, measured: Measurement) -> float | None:
-        """Return a plan's time over the exact step's at a size; None if there was no time to simulate that."""
-        seconds, exact = step_seconds_of(measured), self._exact_seconds(size)
-        return seconds / exact if seconds and math.isfinite(exact) else None
+        _, beyond = known.get(fits + 1, (None, None))
+        need, why = None, getattr(beyond, "message", "")
+        if isinstance(beyond, Measurement):
+            need = needed_bytes(beyond) if needed_bytes(beyond) > self.limit else None
+            slower = math.nan if need else slowdown(fits + 1, beyond)
+            why = "" if math.isnan(slower) else f"{slower:.3g} times the exact step's time"
+        return None if step is None else Largest(level, fits, step, need, why)
 
     def _exact_seconds(self, size: int) -> float:
         if size not in self._exact:
@@ -334,57 +325,38 @@ class Sizes:
         return best if step is None else replace(best, step=step)
 
 
-class _TimeOverError(Exception):
-    """There was no time to simulate a size."""
+def largest_size(
+    simulate: Callable[[Iterable[int]], Mapping[int, Simulated]],
+    limit: int,
+    *start: int,
+    is_fast: Callable[[int, Measurement], bool] = lambda size, measured: True,
+) -> tuple[int, Mapping[int, Simulated]]:
+    """Return the largest size that fits, 0 if not even 1 does, and all that was simulated, such as the next larger one.
 
-
-class Search:
-    """The largest size that fits, and one more that does not, both simulated.
-
-    Args:
-        simulate: Simulates sizes; leaves out those for which there is no time.
-        limit: Bytes that a step may use.
-        is_fast: Whether a size within the limit is fast enough; it does not count as fitting otherwise.
-
-    Attributes:
-        known: The simulations, by size.
+    ``simulate`` leaves out sizes for which there is no time; a size that is not fast enough does not count as fitting.
     """
+    known: dict[int, Simulated] = {}
 
-    def __init__(
-        self,
-        simulate: Callable[[Iterable[int]], Mapping[int, Simulated]],
-        limit: int,
-        is_fast: Callable[[int, Measurement], bool] = lambda size, measured: True,
-    ) -> None:
-        self._simulate, self._limit, self._is_fast = simulate, limit, is_fast
-        self.known: dict[int, Simulated] = {}
-
-    def run(self, *start: int) -> int:
-        """Return the largest size that fits; 0 if not even 1 does. Neighbours are simulated side by side."""
-        self.known.update(self._simulate(start))
-        trials = {size: self._trial(size) for size in self.known}
-        try:
-            if trials:
-                search.largest(self._tried, memory_limit_bytes=self._limit, known=trials, largest_tried=LARGEST)
-        except _TimeOverError:
-            pass
-        return max((size for size in self.known if self._trial(size).fits), default=0)
-
-    def _tried(self, size: int) -> BatchTrial:
-        if size not in self.known:
-            sizes = dict.fromkeys((size, min(size + 1, LARGEST)))
-            self.known.update(self._simulate([each for each in sizes if each not in self.known]))
-        if size not in self.known:
-            raise _TimeOverError
-        return self._trial(size)
-
-    def _trial(self, size: int) -> BatchTrial:
-        """Return whether a size fits and is fast enough, and what it needs, if it can be simulated."""
-        _, outcome = self.known[size]
+    def trial(size: int) -> BatchTrial:
+        _, outcome = known[size]
         if not isinstance(outcome, Measurement):
             return BatchTrial(False)
         need = needed_bytes(outcome)
-        return BatchTrial(need <= self._limit and self._is_fast(size, outcome), need)
+        return BatchTrial(need <= limit and is_fast(size, outcome), need)
+
+    def tried(size: int) -> BatchTrial:
+        if size not in known:  # neighbours are simulated side by side
+            known.update(simulate([each for each in (size, size + 1) if each <= LARGEST and each not in known]))
+        if size not in known:
+            raise TimeoutError
+        return trial(size)
+
+    known.update(simulate(start))
+    if known:
+        trials = {size: trial(size) for size in known}
+        with suppress(TimeoutError):
+            search.largest(tried, memory_limit_bytes=limit, known=trials, largest_tried=LARGEST)
+    return max((size for size in known if trial(size).fits), default=0), known
 
 
 # -- which card ------------------------------------------------------------------------------------------------------
@@ -393,8 +365,7 @@ _OF_CHANGES, _OF_PLANS = 0.3, 0.5  # shares of the time that is left; the rest i
 _TRIED = 2  # plans of a way of training that are simulated for a card: another may be faster there
 
 
-@dataclass(frozen=True)
-class OnCard:
+class OnCard(NamedTuple):
     """The fastest plan of a way of training on a card."""
 
     profile: DeviceProfile
@@ -405,13 +376,8 @@ class OnCard:
 def which_card(case: Case, asked: Asked, means: Means) -> Answer:
     """Return the cards that a step fits on, the smallest first, each with the fastest plan for each way of training.
 
-    Args:
-        case: The case of the exact step; plans are made for its device, or else for the shipped one of most memory.
-        asked: What counts as an answer.
-        means: How plans are made.
-
-    Raises:
-        UsageError, ModelError, MeasurementError, StoreError: As of :func:`actbench.tools.fit.fit.find`.
+    Plans are made for the device of ``case``, or else for the shipped one of most memory. The arguments, and what is
+    raised, are otherwise those of :func:`actbench.tools.fit.fit.find`.
     """
     rated = sorted((each for each in profiles.profiles() if each.rates), key=lambda each: each.memory_bytes)
     largest_card = max(rated, key=lambda each: each.memory_bytes).name
@@ -503,8 +469,7 @@ _OF_WAYS, _OF_PLANNED_CHANGES = 0.4, 0.6  # shares of the time that is left; the
 _PLANNED = 1  # ways with which plans are made, beside the fastest that trains exactly
 
 
-@dataclass(frozen=True)
-class Sharded:
+class Sharded(NamedTuple):
     """A plan with a way to share the model out, compared with the exact step of the same way."""
 
     processes: int
@@ -512,8 +477,7 @@ class Sharded:
     samples_per_second: float
 
 
-@dataclass(frozen=True)
-class _Estimate:
+class _Estimate(NamedTuple):
     """About what a step of a way needs and takes with all blocks recomputed."""
 
     way: str
@@ -524,14 +488,8 @@ class _Estimate:
 def over_processes(case: Case, counts: Sequence[int], asked: Asked, means: Means) -> Answer:
     """Return how a model is shared out over the fewest processes on which a step fits, with the fastest plans.
 
-    Args:
-        case: The case of the exact step of one process, which has a device for itself.
-        counts: Numbers of processes to choose from.
-        asked: What counts as an answer; ``max_slowdown`` is over the exact step's time with the same sharding.
-        means: How plans are made.
-
-    Raises:
-        UsageError, ModelError, MeasurementError, StoreError: As of :func:`actbench.tools.fit.fit.find`.
+    ``case`` is that of one process, which has a device for itself. Slowdowns are over the exact step's time with the
+    same sharding. The arguments, and what is raised, are otherwise those of :func:`actbench.tools.fit.fit.find`.
     """
     case, profile = checked(case)
     levels = [level for level in _levels(asked).values() if level.trained == "all"]
