@@ -9,8 +9,7 @@ from actbench.measuring.failures import failure_of
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case
 from actbench.tools.fit.bench import Session
-from actbench.tools.fit.candidate import candidates_for
-from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.plan import Plan, candidates_for
 from actbench.tools.fit.planner import Planner
 
 ANY_NUMBER = 10**15

@@ -15,10 +15,9 @@ import actbench
 from actbench.measuring.gradients import gradients_of, relative_error_and_cosine
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
-from actbench.tools.fit.candidate import AS_IT_IS, Action, candidates_for
 from actbench.tools.fit.errors import Errors
 from actbench.tools.fit.fit import find
-from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.plan import AS_IT_IS, Action, Plan, candidates_for
 from actbench.tools.fit.planner import Goal, Planner
 from actbench.tools.fit.records import ANY, MARGIN, Asked
 from actbench.tools.fit.simulations import Means

@@ -15,8 +15,7 @@ from actbench.model.measured import Outcome
 from actbench.model.records import Case, Failure, FailureReason
 from actbench.run.executor import Told
 from actbench.tools.fit.budget import Budget
-from actbench.tools.fit.candidate import candidates_for
-from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.plan import Plan, candidates_for
 from actbench.tools.fit.planner import Goal, Planner
 from actbench.tools.fit.records import EXACT, LEVELS, Asked
 from actbench.tools.fit.simulations import Means, simulations

@@ -8,7 +8,7 @@ from pathlib import Path
 from actbench.model.records import Case
 from actbench.scheme import build, find_schemes
 from actbench.scheme.composed import parts_in
-from actbench.tools.fit.candidate import candidates_for
+from actbench.tools.fit.plan import candidates_for
 
 PLANS = Path(__file__).parents[3] / "results" / "plans" / "plans.json"
 STEP = Case(model="tiny-llama", batch_size=256, meter="simulated")

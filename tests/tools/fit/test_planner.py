@@ -20,8 +20,7 @@ from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case
 from actbench.report.advice import needed_bytes
 from actbench.tools.convert.model import conversion_of, convert
-from actbench.tools.fit.candidate import Action
-from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.plan import Action, Plan
 from actbench.tools.fit.planner import Goal, Planner
 from actbench.tools.fit.records import ANY, EXACT, FitRecord
 from actbench.workload import load_workload

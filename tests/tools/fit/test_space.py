@@ -13,10 +13,9 @@ from hypothesis import given, strategies as st
 from actbench import scheme as schemes
 from actbench.model.records import Case
 from actbench.scheme.only import compiled
-from actbench.tools.fit.candidate import Candidate
 from actbench.tools.fit.costs import Blocks, Costs, Effect, Way
 from actbench.tools.fit.errors import Errors
-from actbench.tools.fit.plan import Places, Plan, patterns_of
+from actbench.tools.fit.plan import Candidate, Places, Plan, patterns_of
 from actbench.tools.fit.records import ANY, EXACT
 from actbench.tools.fit.solver import Chain, Option, lower_hull, solve
 from actbench.tools.fit.space import Setting, Space

@@ -15,8 +15,7 @@ from actbench.model.records import Case
 from actbench.model.scripts import Script
 from actbench.report.advice import needed_bytes
 from actbench.tools.fit import bench as modelbench
-from actbench.tools.fit.candidate import candidates_for
-from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.plan import Plan, candidates_for
 from actbench.tools.fit.planner import Goal, Planner
 from actbench.tools.fit.records import ANY, EXACT
 from actbench.tools.script import bench, planbench

@@ -37,6 +37,8 @@ class Shown:
         remarks: What else there is to say.
         is_possible: Whether something fits.
         records: Returns the records of what was simulated of the model itself.
+        is_whole: Whether all was tried, and nothing crashed.
+        path: The results file, if one is kept.
     """
 
     tables: tuple[Table, ...]
@@ -45,6 +47,8 @@ class Shown:
     remarks: tuple[str, ...]
     is_possible: bool
     records: Callable[[], Sequence[FitRecord]]
+    is_whole: bool = True
+    path: Path | None = None
 
 
 class CachedAnswer:
@@ -96,17 +100,19 @@ class CachedAnswer:
             lambda: _records(results, data["bytes"], data["records"]),
         )
 
-    def write(self, shown: Shown, results: Path) -> None:
-        """Store an answer from all simulations, the rows of which are in ``results``.
+    def write(self, shown: Shown) -> None:
+        """Store an answer if it is one from all simulations, the rows of which are in its results file.
 
         Raises:
             StoreError: The file cannot be written.
         """
-        length = lines.split(results).whole_bytes
+        if not shown.is_whole or shown.path is None:
+            return
+        length = lines.split(shown.path).whole_bytes
         data = {
-            "results": str(results.absolute()),
+            "results": str(shown.path.absolute()),
             "bytes": length,
-            "digest": _digest(results, length),
+            "digest": _digest(shown.path, length),
             "tables": [_data_of(table) for table in shown.tables],
             "code": shown.code,
             "remarks": shown.remarks,

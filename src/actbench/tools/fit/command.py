@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
@@ -32,8 +32,6 @@ from actbench.units import MOST_PROCESSES, parse_bytes
 
 if TYPE_CHECKING:
     from actbench.tools.fit.cache import Shown
-    from actbench.tools.fit.fit import FitResult
-    from actbench.tools.fit.questions import Answer
     from actbench.tools.fit.records import Asked
     from actbench.tools.fit.simulations import Means
 
@@ -211,17 +209,17 @@ class QuestionFlags:
                 "lists them, and --which-card finds one"
             )
 
-    def answer(self, case: Case, asked: Asked, means: Means) -> Answer | None:
+    def answer(self, case: Case, asked: Asked, means: Means, show_code: int) -> Shown | None:
         """Return the answer; None if nothing is asked but which plan is fastest."""
         from actbench.tools.fit import questions
 
         if self.longest_sequence:
-            return questions.largest(case, "sequence_length", asked, means)
+            return questions.largest(case, "sequence_length", asked, means, show_code)
         if self.largest_batch:
-            return questions.largest(case, "batch_size", asked, means)
+            return questions.largest(case, "batch_size", asked, means, show_code)
         if self.processes:
-            return questions.over_processes(case, self.processes, asked, means)
-        return questions.which_card(case, asked, means) if self.which_card else None
+            return questions.over_processes(case, self.processes, asked, means, show_code)
+        return questions.which_card(case, asked, means, show_code) if self.which_card else None
 
 
 @command(
@@ -369,8 +367,8 @@ def fit(
     kept = "; what was simulated is stored, and the same command goes on from there"
     with server or nullcontext(), progress_shown(kept, progress) as told:
         from actbench.run.local import ThisMachine
-        from actbench.tools.fit.candidate import base_of, singles_of
         from actbench.tools.fit.fit import find
+        from actbench.tools.fit.plan import base_of, singles_of
         from actbench.tools.fit.simulations import Means
 
         machines = elsewhere or ThisMachine(server=server)
@@ -381,41 +379,11 @@ def fit(
         if case.script is not None:
             scripts.check(case.script, [("--base", case.scheme), *(("--scheme", spec) for spec in schemes or ())])
         means = Means(output, command_line(), schemes, jobs, seconds, timeout, told, machines)
-        answer = questions.answer(case, asked, means)
-        found = answer or find(case, asked, means, measure=measure)
-    shown = _shown(found, show_code, verbose=progress.verbose)
-    if found.is_whole and found.path is not None:
-        cached.write(shown, found.path)
+        shown = questions.answer(case, asked, means, show_code)
+        if shown is None:
+            shown = find(case, asked, means, measure=measure).shown(show_code, verbose=progress.verbose)
+    cached.write(shown)
     _show(shown, exports)
-
-
-def _shown(found: Answer | FitResult, show_code: int, *, verbose: bool) -> Shown:
-    from actbench.tools.fit.answer import impossible, numbered
-    from actbench.tools.fit.cache import Shown
-    from actbench.tools.fit.codegen import pieces_of
-    from actbench.tools.fit.questions import Answer
-    from actbench.tools.fit.tables import FIT_TITLE, tables_of
-
-    if isinstance(found, Answer):
-        code = pieces_of(((plan.words, plan) for plan in found.chosen), show_code)
-        return Shown(found.tables, code, found.counted, found.remarks, found.is_possible, lambda: found.records)
-    verdict: tuple[str, ...] = ()
-    if not found.fits:
-        verdict = impossible(
-            found.found,
-            cut_short=found.cut_short,
-            knows_least=found.knows_least,
-            least_profile=found.least_profile,
-            has_more=found.has_more,
-        )
-    first, *others = tables_of(found.found, FIT_TITLE, verdict)
-    cut_short = (f"{found.cut_short} Faster plans may exist.",) if found.cut_short and found.fits else ()
-    plans = [(f"Plan {number}", plan) for number, plan in enumerate(numbered(found.found), 1)]
-    code = pieces_of(plans, show_code if found.fits else 0)
-    first = replace(first, lead=(*cut_short, *first.lead, *found.about_crashed), code=code)
-    results = (f"results: {found.path} (tables in the same folder, as .md and .csv)",) if found.path else ()
-    remarks = (*results, *found.about_refused(each=verbose), *found.kept, *([" ".join(verdict)] if verdict else []))
-    return Shown((first, *others), code, found.counted, remarks, found.fits, lambda: found.records)
 
 
 def _show(shown: Shown, exports: ExportFlags) -> None:

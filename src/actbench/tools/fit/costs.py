@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from actbench.model.blocks import BlockReadings
 from actbench.model.measured import Measurement, Outcome
-from actbench.tools.fit.candidate import Action, Candidate
-from actbench.tools.fit.plan import Places
+from actbench.tools.fit.plan import Action, Candidate, Places
 from actbench.tools.fit.records import step_seconds_of
 from actbench.workload.names import takes_changes, with_blocks
 

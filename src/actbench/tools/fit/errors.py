@@ -10,9 +10,8 @@ from actbench.machine import available_memory_bytes
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.modelspecs import is_function
 from actbench.model.records import Case, Failure
-from actbench.tools.fit.candidate import Action, Candidate, training_of
 from actbench.tools.fit.costs import Blocks
-from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.plan import Action, Candidate, Plan, training_of
 from actbench.workload import load_workload
 from actbench.workload.names import parse_model_name, with_changes
 

@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 
 from actbench.display import Displayed
-from actbench.errors import UsageError, check_argument
+from actbench.errors import MeasurementError, UsageError, check_argument
 from actbench.keywords import check_keywords
+from actbench.measuring import meters
+from actbench.model.data import Data
 from actbench.model.declared import check_model, device_named
-from actbench.model.records import Case, Failure, Optimizer
+from actbench.model.measured import MeasuredRecord
+from actbench.model.meters import MeterName
+from actbench.model.records import Case, Failure, Optimizer, Record
 from actbench.report.sentences import failures
+from actbench.report.store import Store
 from actbench.report.tables import Table
+from actbench.run import runner
+from actbench.run.recipes.sections import Planned
 from actbench.simulator import profiles
-from actbench.tools.fit import ondevice
-from actbench.tools.fit.answer import Fitted, about_crashed, fitted, numbered
+from actbench.simulator.profiles import DeviceProfile
+from actbench.tools.fit.answer import Fitted, about_crashed, fitted, impossible, numbered
 from actbench.tools.fit.budget import BUDGET_SECONDS
+from actbench.tools.fit.cache import Shown
+from actbench.tools.fit.codegen import pieces_of
 from actbench.tools.fit.planner import Planner
 from actbench.tools.fit.records import ANY, EXACT, LEVELS, Asked, FitRecord, PlannedStep, Training, is_crash
 from actbench.tools.fit.scripts import name_of
@@ -33,6 +44,7 @@ from actbench.validation import explain
 _OF_USUAL, _OF_SINGLE_CHANGES = 0.5, 0.5
 """Shares of the time that is left, for the usual stacks and then for single changes; the rest is for plans."""
 
+_MEASURED = 3  # plans at most, the first
 _PROVED = 3  # plans that are simulated whole, the first of the answer
 _PROOFS = 4  # how often others take the place of plans that need more than their parts did
 
@@ -112,11 +124,6 @@ class FitResult(Displayed):
         """Why simulations crashed, each with the scheme before it; if there are any, plans may be missing."""
         return tuple(f"{case.scheme}: {failure.message}" for case, failure in self.failed.items())
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all was tried, and nothing crashed."""
-        return not (self.cut_short or self.failed)
-
     def frontier(self, *, exact: bool = True) -> tuple[PlannedStep, ...]:
         """Return the plans that no other undercuts in both bytes and time, the fastest first.
 
@@ -135,7 +142,7 @@ class FitResult(Displayed):
         """Return what a notebook shows: the table of plans."""
         return list(tables_of(self.found, FIT_TITLE))[:1]
 
-    def about_refused(self, *, each: bool) -> list[str]:
+    def _about_refused(self, *, each: bool) -> list[str]:
         """Return the refused candidates: with ``each`` every reason, else one sentence on those with nothing to do."""
         idle = [name for name, why in self.refused.items() if why.reason == "nothing-converted" and not each]
         told = [(name, name, why) for name, why in self.refused.items() if name not in idle]
@@ -144,10 +151,34 @@ class FitResult(Displayed):
             lines.append(f"nothing to do in this model (--verbose says why): {', '.join(idle)}")
         return lines
 
-    @property
-    def about_crashed(self) -> tuple[str, ...]:
-        """The line that ends the answer if simulations crashed."""
-        return about_crashed(self.failed, self.path)
+    def shown(self, show_code: int, *, verbose: bool) -> Shown:
+        """Return what a command shows, with the code of the first plans, and with ``verbose`` why each is refused."""
+        verdict: tuple[str, ...] = ()
+        if not self.fits:
+            verdict = impossible(
+                self.found,
+                cut_short=self.cut_short,
+                knows_least=self.knows_least,
+                least_profile=self.least_profile,
+                has_more=self.has_more,
+            )
+        first, *others = tables_of(self.found, FIT_TITLE, verdict)
+        cut_short = (f"{self.cut_short} Faster plans may exist.",) if self.cut_short and self.fits else ()
+        plans = [(f"Plan {number}", plan) for number, plan in enumerate(numbered(self.found), 1)]
+        code = pieces_of(plans, show_code if self.fits else 0)
+        first = replace(first, lead=(*cut_short, *first.lead, *about_crashed(self.failed, self.path)), code=code)
+        results = (f"results: {self.path} (tables in the same folder, as .md and .csv)",) if self.path else ()
+        refused = self._about_refused(each=verbose)
+        return Shown(
+            tables=(first, *others),
+            code=code,
+            counted=self.counted,
+            remarks=(*results, *refused, *self.kept, *([" ".join(verdict)] if verdict else [])),
+            is_possible=self.fits,
+            records=lambda: self.records,
+            is_whole=not (self.cut_short or self.failed),
+            path=self.path,
+        )
 
 
 def fit(
@@ -241,7 +272,7 @@ def find(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fi
     """
     case, profile = checked(case)
     limit = profile.step_bytes(case.memory_limit_bytes)
-    meter = ondevice.meter_of(profile) if measure else None
+    meter = meter_of(profile) if measure else None
     candidates = candidates_of(case, asked, profile, means.schemes)
     with simulations(f"{name_of(case)}-{profile.name}", case, candidates, means) as made:
         planner = made.planner(case, asked, candidates, is_joining=True)
@@ -254,16 +285,8 @@ def find(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fi
             _note_errors(planner, made)
         result = _result(planner, made)
         if meter is not None:
-            chosen = (result.found.shortlist() or result.plans)[: ondevice.MOST]
-            measured = ondevice.measure(
-                chosen,
-                meter,
-                made.store,
-                command=means.command,
-                timeout_seconds=means.timeout_seconds,
-                progress=means.progress,
-            )
-            records = (*result.records, *made.records(measured))
+            chosen = (result.found.shortlist() or result.plans)[:_MEASURED]
+            records = (*result.records, *made.records(measured_on(meter, chosen, made)))
             result = replace(result, records=records, found=_fitted(records))
     return result
 
@@ -353,3 +376,102 @@ def _result(planner: Planner, made: Simulations) -> FitResult:
         least_profile=None if has_more or not large else min(large, key=lambda each: each.memory_bytes).name,
         has_more=has_more,
     )
+
+
+# -- on the device ----------------------------------------------------------------------------------------------------
+
+_VARIANTS = frozenset(("ti", "super", "d", "laptop", "max", "mobile", "nvl", "mig"))
+"""Words in a driver's name of a card that make it another card."""
+
+
+def meter_of(profile: DeviceProfile) -> MeterName:
+    """Return the meter for a profile's device.
+
+    Raises:
+        MeasurementError: This machine has none, or another card, with whose measurements estimates cannot be compared.
+    """
+    name: MeterName = "cuda" if profile.is_cuda else "cpu"
+    try:
+        meters.check_meter(name)
+    except MeasurementError:
+        raise MeasurementError(
+            f"--measure: {profile.name} is a CUDA device, and torch sees none here; leave --measure out, or give the "
+            "same command on a machine that has one ('actbench doctor' says what is missing)"
+        ) from None
+    if profile.is_cuda:
+        card, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+        is_own = profile.name.endswith(".toml")
+        if capability != profile.compute_capability or not (is_own or _is_named(profile.name, card)):
+            mine, its = (".".join(map(str, each or ())) for each in (capability, profile.compute_capability))
+            raise MeasurementError(
+                f"--measure: the card of this machine is {card} (compute capability {mine}), and --device-profile "
+                f"{profile.name} is another (compute capability {its}); leave --measure out, "
+                "give the same command on a machine that has that card, or name a profile of this one "
+                "('actbench devices' lists them, 'actbench calibrate' writes one)"
+            )
+    return name
+
+
+def _is_named(profile: str, card: str) -> bool:
+    """Return whether a shipped profile has the name of a card: ``a100-40gb`` fits ``NVIDIA A100-SXM4-40GB``.
+
+    A card without its memory in its name fits profiles of any memory.
+    """
+    wanted, given = (set(re.findall("[a-z0-9]+", name.lower())) for name in (profile, card))
+    sizes = {word for word in wanted | given if re.fullmatch("[0-9]+gb", word)}
+    if given & sizes and wanted & sizes and not wanted & given & sizes:
+        return False
+    return wanted - sizes <= given and given & _VARIANTS <= wanted
+
+
+@dataclass(frozen=True)
+class _AsFits:
+    """Stores records of measured cases in a file of fits, as what runs cases asks it to."""
+
+    store: Store[FitRecord]
+    simulated: dict[Case, PlannedStep]
+    path: None = None
+
+    def done(self, case: Data) -> bool:
+        return self.store.done(case)
+
+    def failed(self, case: Data) -> bool:
+        return self.store.failed(case)
+
+    def find(self, case: Data) -> FitRecord | None:
+        return self.store.find(case)
+
+    def append(self, record: MeasuredRecord | FitRecord) -> None:
+        """Store a record with the request of the fit and how its plan changes training."""
+        beside = self.simulated[record.case].record
+        fields = {name: getattr(record, name) for name in Record.model_fields}
+        made = FitRecord(**fields, asked=beside.asked, training=beside.training)
+        self.store.append(made.after(self.store.find(record.case)))
+
+
+def measured_on(meter: MeterName, chosen: Sequence[PlannedStep], made: Simulations) -> tuple[Case, ...]:
+    """Measure simulated plans that the store has no measurement of, and return the measured cases.
+
+    They are measured with all memory that was asked for.
+
+    Raises:
+        MeasurementError: The processes cannot be started.
+        StoreError: A record cannot be stored.
+    """
+    simulated = {plan.case.model_copy(update={"meter": meter}): plan for plan in chosen}
+    fits = _AsFits(made.store, simulated)
+    if simulated:
+        runner.run_plan(
+            [Planned(case) for case in simulated],
+            fits,
+            recipe=chosen[0].record.recipe,
+            command=made.means.command,
+            timeout_seconds=made.means.timeout_seconds,
+            retry_failed=True,  # another program may have used the memory
+            progress=made.means.progress,
+        )
+    for case, plan in simulated.items():
+        record = made.store.find(case)
+        if record is not None and record.asked != plan.record.asked:  # measured for another request
+            fits.append(record)
+    return tuple(simulated)

@@ -13,8 +13,7 @@ from actbench.simulator.join import Joined, Joiner
 from actbench.simulator.profiles import DeviceProfile
 from actbench.simulator.reserved import reserved_bytes
 from actbench.simulator.trace import Trace
-from actbench.tools.fit.candidate import AS_IT_IS, Action
-from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.plan import AS_IT_IS, Action, Plan
 from actbench.tools.fit.survey import Survey
 
 
@@ -40,17 +39,13 @@ class Joins:
         Cases whose traces are missing are simulated: that of the changes around the blocks, and one for each action.
         """
         setting, actions = Plan(plan.around, (), plan.rest), frozenset(plan.actions) - {AS_IT_IS}
-        if not actions or not self.has_traces:
+        base, trace = self._whole(setting) if self.has_traces else (None, None)
+        if base is None or trace is None or not self._can_join(setting, trace, actions):
             return None
-        base, trace = self._whole(setting)
-        key = setting, actions
-        if base is None or (
-            key not in self._joiners and (trace is None or not self._can_join(setting, trace, actions))
-        ):
-            return None
-        joiner, warnings = self._joiners[key]
+        joiner, warnings = self._joiners[setting, actions]
+        step = joiner.join(plan.actions or (AS_IT_IS,) * len(trace.blocks))
         profile = profiles.get(self.survey.exact.device_profile or profiles.DEFAULT)
-        return measured(base, joiner.join(plan.actions), profile, profile.step_bytes(limit), warnings)
+        return measured(base, step, profile, profile.step_bytes(limit), warnings)
 
     @property
     def has_traces(self) -> bool:
@@ -59,6 +54,8 @@ class Joins:
 
     def _can_join(self, setting: Plan, base: Trace, actions: frozenset[Action]) -> bool:
         """Prepare to join plans of some actions; return whether they can be."""
+        if (setting, actions) in self._joiners:
+            return True
         # the fewest changes around the blocks with which the blocks do what they do in the setting
         ways = sorted((way.around for way in self.survey.space.ways if way.around <= setting.around), key=len)
         around = setting.around

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from actbench import scheme as schemes
@@ -23,11 +22,12 @@ from actbench.scheme.facets import Spread
 from actbench.simulator import profiles
 from actbench.simulator.profiles import DeviceProfile
 from actbench.tools.fit.answer import about_crashed
-from actbench.tools.fit.candidate import Candidate, Candidates
+from actbench.tools.fit.cache import Shown
+from actbench.tools.fit.codegen import pieces_of
 from actbench.tools.fit.costs import COPIES, Blocks
-from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.plan import Candidate, Candidates, Plan
 from actbench.tools.fit.planner import Found, Goal, Planner
-from actbench.tools.fit.records import EXACT, LEVELS, Asked, FitRecord, PlannedStep, Trained, Training, step_seconds_of
+from actbench.tools.fit.records import EXACT, LEVELS, Asked, PlannedStep, Trained, Training, step_seconds_of
 from actbench.tools.fit.simulations import Means, Simulations, candidates_of, checked, simulations
 from actbench.units import format_bytes
 from actbench.workload.names import with_blocks
@@ -40,42 +40,21 @@ _WHAT: dict[Axis, str] = {"sequence_length": "Longest sequence", "batch_size": "
 _FURTHEST = {level.trained: level for level in LEVELS}  # the last of each is the furthest
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What is shown of a question.
-
-    Attributes:
-        tables: The tables.
-        records: The records of what was simulated of the model itself.
-        chosen: The plans in the tables, the nearest to the exact step first.
-        counted: How many simulations there were.
-        remarks: What else there is to say.
-        is_possible: Whether something fits.
-        is_whole: Whether all was tried, and nothing crashed.
-        path: The results file, if one is kept.
-    """
-
-    tables: tuple[Table, ...]
-    records: tuple[FitRecord, ...]
-    chosen: tuple[PlannedStep, ...]
-    counted: tuple[str, ...]
-    remarks: tuple[str, ...]
-    is_possible: bool
-    is_whole: bool
-    path: Path | None
-
-
-def _answer(made: Simulations, table: Table, chosen: Sequence[PlannedStep], remarks: Sequence[str]) -> Answer:
+def _shown(
+    made: Simulations, table: Table, chosen: Sequence[PlannedStep], remarks: Sequence[str], show_code: int
+) -> Shown:
+    """Return what is shown of a question: a table of chosen plans, the nearest to the exact step first."""
     cut_short = made.budget.told
     lead = [cut_short if chosen else f"Nothing found yet. {cut_short}"] if cut_short else []
     notes = (*table.notes, *about_crashed(made.crashed, made.path))
-    return Answer(
+    records = tuple({each.record.case: each.record for each in chosen}.values())
+    return Shown(
         tables=(replace(table, lead=tuple(lead), notes=notes),),
-        records=tuple({each.record.case: each.record for each in chosen}.values()),
-        chosen=tuple(chosen),
+        code=pieces_of(((plan.words, plan) for plan in chosen), show_code),
         counted=tuple(made.counted()),
         remarks=(*remarks, *([f"results: {made.path}"] if made.path else [])),
         is_possible=bool(chosen),
+        records=lambda: records,
         is_whole=not (cut_short or made.crashed),
         path=made.path,
     )
@@ -128,7 +107,7 @@ class Largest:
     why_no_more: str = ""
 
 
-def largest(case: Case, axis: Axis, asked: Asked, means: Means) -> Answer:
+def largest(case: Case, axis: Axis, asked: Asked, means: Means, show_code: int = 0) -> Shown:
     """Return the largest size at which a step fits, for each way of training; simulated there, and at one more.
 
     ``case`` has the size from which on others are tried. Slowdowns are over the exact step's time at the same size. The
@@ -148,7 +127,7 @@ def largest(case: Case, axis: Axis, asked: Asked, means: Means) -> Answer:
     notes = [f"Limit {format_bytes(sizes.limit)}; at most {asked.max_slowdown:g} times the exact step's time."]
     table = fill(f"{_WHAT[axis]}: {where}", _size_columns(axis), fitting or kept, notes)
     remarks = [_about(name, each, _UNITS[axis], sizes.limit) for name, each in kept]
-    return _answer(made, table, [each.step for _, each in fitting], remarks)
+    return _shown(made, table, [each.step for _, each in fitting], remarks, show_code)
 
 
 def _size_columns(axis: Axis) -> tuple[Column[tuple[str, Largest]], ...]:
@@ -373,7 +352,7 @@ class OnCard(NamedTuple):
     step: PlannedStep
 
 
-def which_card(case: Case, asked: Asked, means: Means) -> Answer:
+def which_card(case: Case, asked: Asked, means: Means, show_code: int = 0) -> Shown:
     """Return the cards that a step fits on, the smallest first, each with the fastest plan for each way of training.
 
     Plans are made for the device of ``case``, or else for the shipped one of most memory. The arguments, and what is
@@ -410,7 +389,7 @@ def which_card(case: Case, asked: Asked, means: Means) -> Answer:
         notes.append(f"Not all plans could be tried in time for {', '.join(untried)}.")
     nothing = [] if untried else ["nothing fits on any card"]
     remarks = [f"the smallest card: {rows[0].profile.name}"] if rows and not untried else nothing
-    return _answer(made, fill(title, _CARD_COLUMNS, rows, notes), [each.step for each in rows], remarks)
+    return _shown(made, fill(title, _CARD_COLUMNS, rows, notes), [each.step for each in rows], remarks, show_code)
 
 
 def for_card(card: DeviceProfile, planner: Planner, level: Training) -> list[Found]:
@@ -485,7 +464,7 @@ class _Estimate(NamedTuple):
     seconds: float
 
 
-def over_processes(case: Case, counts: Sequence[int], asked: Asked, means: Means) -> Answer:
+def over_processes(case: Case, counts: Sequence[int], asked: Asked, means: Means, show_code: int = 0) -> Shown:
     """Return how a model is shared out over the fewest processes on which a step fits, with the fastest plans.
 
     ``case`` is that of one process, which has a device for itself. Slowdowns are over the exact step's time with the
@@ -514,7 +493,7 @@ def over_processes(case: Case, counts: Sequence[int], asked: Asked, means: Means
     if shardings.left_out:
         left = ", ".join(shardings.left_out)
         remarks.append(f"estimated only with all blocks alike, because other ways promise more: {left}")
-    return _answer(made, table, [each.step for each in rows], remarks)
+    return _shown(made, table, [each.step for each in rows], remarks, show_code)
 
 
 _SHARDED_COLUMNS: tuple[Column[Sharded], ...] = (

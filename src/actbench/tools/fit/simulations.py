@@ -25,8 +25,7 @@ from actbench.simulator import profiles
 from actbench.simulator.profiles import DeviceProfile
 from actbench.tools.fit import scripts
 from actbench.tools.fit.budget import BUDGET_SECONDS, Budget
-from actbench.tools.fit.candidate import Candidate, Candidates, candidates_for, training_of
-from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.plan import Candidate, Candidates, Plan, candidates_for, training_of
 from actbench.tools.fit.planner import Planner
 from actbench.tools.fit.records import Asked, FitRecord, is_crash
 from actbench.tools.fit.tables import FIT_TITLE, FITTED

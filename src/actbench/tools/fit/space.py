@@ -8,10 +8,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actbench.tools.fit.candidate import AS_IT_IS, Action, Candidate, training_of
 from actbench.tools.fit.costs import Blocks, Costs, Way
 from actbench.tools.fit.errors import Errors
-from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.plan import AS_IT_IS, Action, Candidate, Plan, training_of
 from actbench.tools.fit.records import Training
 from actbench.tools.fit.solver import Chain, Option, least_peak, solve
 

@@ -15,10 +15,9 @@ from actbench.model.records import Case, Failure
 from actbench.report.advice import needed_bytes
 from actbench.scheme.base import SAVED_TENSORS
 from actbench.tools.fit.answer import USUAL
-from actbench.tools.fit.candidate import AS_IT_IS, Action, Candidate, Candidates, stand_together, training_of
 from actbench.tools.fit.costs import AROUND, COPIES, Blocks, Costs, Effect, Way, change_in_parts
 from actbench.tools.fit.errors import Simulate
-from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.plan import AS_IT_IS, Action, Candidate, Candidates, Plan, stand_together, training_of
 from actbench.tools.fit.records import step_seconds_of
 from actbench.tools.fit.solver import Point, lower_hull
 from actbench.tools.fit.space import Space
