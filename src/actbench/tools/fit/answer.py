@@ -102,7 +102,10 @@ class Fitted:
             for one in fitting
         }
         for each in sorted(fitting, key=lambda each: (nearer[id(each)], each.seconds)):
-            if not any(other.training.is_as_near(each.training) and _is_as_fast(other, each) for other in kept):
+            near = [other for other in kept if other.training.is_as_near(each.training)]
+            if not any(
+                other.seconds <= (1 + _ALIKE * (other.training != each.training)) * each.seconds for other in near
+            ):
                 kept.append(each)
         return [each for each in fitting if each in kept]
 
@@ -140,11 +143,6 @@ class Fitted:
         return [each for each in self.tried if each.training.is_as_near(furthest)]
 
 
-def _is_as_fast(nearer: PlannedStep, other: PlannedStep) -> bool:
-    slack = 0.0 if nearer.training == other.training else _ALIKE
-    return nearer.seconds <= (1 + slack) * other.seconds
-
-
 def fitted(records: Iterable[FitRecord]) -> list[Fitted]:
     """Return the simulated plans of each exact step in the records."""
     groups: dict[tuple[Case, Content], list[FitRecord]] = {}
@@ -169,8 +167,11 @@ def _fitted(exact: FitRecord, records: Sequence[FitRecord]) -> Fitted | None:
     read = exact.outcome.blocks
     blocks = tuple(block.path for block in read.blocks) if read else ()
     least: dict[Case, PlannedStep] = {}  # a plan that was simulated for several budgets needs least with the smallest
-    for record in (record for record in records if _is_right(record, exact)):
-        if isinstance(record.outcome, Measurement) and (time := step_seconds_of(record.outcome)) is not None:
+    most = exact.asked.max_gradient_error
+    for record in records:
+        error = 0.0 if most is None or record.case == exact.case else record.gradient_error
+        time = step_seconds_of(record.outcome) if error is not None and MARGIN * error <= (most or 0.0) else None
+        if isinstance(record.outcome, Measurement) and time is not None:
             asked = record.model_copy(update={"asked": exact.asked})  # the last request may not have tried it again
             tried, plan = PlannedStep(asked, record.outcome, time, seconds, blocks), without_limit(record.case)
             if plan not in least or _excess(tried) < _excess(least[plan]):
@@ -183,12 +184,6 @@ def _excess(tried: PlannedStep) -> tuple[bool, int]:
     """Return whether a plan needed more than its simulation allowed, and its need."""
     limit = tried.record.case.memory_limit_bytes
     return limit is not None and tried.need_bytes > limit, tried.need_bytes
-
-
-def _is_right(record: FitRecord, exact: FitRecord) -> bool:
-    """Whether the error of a gradient is within the limit, with a margin."""
-    most, error = exact.asked.max_gradient_error, record.gradient_error
-    return most is None or record.case == exact.case or (error is not None and MARGIN * error <= most)
 
 
 def without_limit(case: Case) -> Case:

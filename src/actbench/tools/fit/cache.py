@@ -75,7 +75,10 @@ class CachedAnswer:
             "versions": [platform.python_version(), *map(version_of, _LIBRARIES)],
             "packages": sorted({each.package for each in plugins.installed("schemes").values()}),
             # a checkout has many states of one version
-            "code": [[str(file.relative_to(root)), *_size_and_time(file)] for file in sorted(root.rglob("*.py"))],
+            "code": [
+                [str(file.relative_to(root)), (state := file.stat()).st_size, state.st_mtime_ns]
+                for file in sorted(root.rglob("*.py"))
+            ],
             "machine": [*here.identity, here.cores],
         }
         name = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
@@ -123,11 +126,6 @@ class CachedAnswer:
 
 
 _LIBRARIES = ("torch", "torchvision", "transformers", "torchao")
-
-
-def _size_and_time(file: Path) -> tuple[int, int]:
-    state = file.stat()
-    return state.st_size, state.st_mtime_ns
 
 
 def _digest(file: Path, length: int) -> str:

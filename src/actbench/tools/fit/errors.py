@@ -106,7 +106,11 @@ class ErrorMeter:
             else:
                 of_rest[rest] = self._of(Plan(rest=rest))
         of_around = {candidate: self._of(Plan(frozenset({candidate}))) for candidate in around}
-        return Errors(of_blocks, of_rest, of_around, self._base, self._about(), self._unknown, known=True)
+        about = ""
+        if self._case is not None:
+            tokens = f" of {self._case.sequence_length} tokens" if self._case.sequence_length else ""
+            about = f"{self._case.model} at batch {self._case.batch_size}{tokens}"
+        return Errors(of_blocks, of_rest, of_around, self._base, about, self._unknown, known=True)
 
     def _of_blocks(self, action: Action) -> Sequence[float]:
         """Return the squares of the errors of an action on each block of the planned model.
@@ -121,9 +125,7 @@ class ErrorMeter:
             end = min(start + size, count)
             chosen = tuple(action if start <= place < end else frozenset() for place in range(count))
             found += [self._of(Plan(frozenset(), chosen), idle=0.0) / (end - start)] * (end - start)
-        if (
-            count and not 0 < math.fsum(found) < math.inf
-        ):  # what has no error on a small model may have one on a large one
+        if count and not 0 < math.fsum(found) < math.inf:  # none on a small model may be some on a large one
             return [math.inf] * len(self.blocks.paths)
         longer = [found[place] for place in self.blocks.places]
         return [each * (math.fsum(found) / (math.fsum(longer) or 1.0)) for each in longer]
@@ -147,19 +149,15 @@ class ErrorMeter:
                 "warmup_steps": 0,
             }
         )
-        if self.weights_bytes > _SMALL_BYTES and (changes := self._changes(own)):
-            yield own.model_copy(update={"model": with_changes(own.model, changes), "weights": "random"})
+        if self.weights_bytes > _SMALL_BYTES and parse_model_name(own.model).kind in ("preset", "hub", "folder"):
+            from actbench.workload.huggingface import HuggingFaceWorkload
+
+            workload = load_workload(own)
+            changes = workload.narrowed(_WIDTH) if isinstance(workload, HuggingFaceWorkload) else {}
+            if changes:
+                yield own.model_copy(update={"model": with_changes(own.model, changes), "weights": "random"})
         if _COPIES * self.weights_bytes <= (available_memory_bytes() or math.inf):
             yield own
-
-    @staticmethod
-    def _changes(case: Case) -> Mapping[str, int | float]:
-        if parse_model_name(case.model).kind not in ("preset", "hub", "folder"):
-            return {}
-        from actbench.workload.huggingface import HuggingFaceWorkload
-
-        workload = load_workload(case)
-        return workload.narrowed(_WIDTH) if isinstance(workload, HuggingFaceWorkload) else {}
 
     def _outcome(self, stand_in: Case, plan: Plan) -> Outcome | None:
         case = plan.case(stand_in, self.blocks.part)
@@ -179,10 +177,3 @@ class ErrorMeter:
         why = "no small model to measure on can be built" if self._case is None else "there was no time to measure it"
         self._unknown[name] = getattr(found, "message", why)
         return math.inf
-
-    def _about(self) -> str:
-        if self._case is None:
-            return ""
-        case = self._case
-        tokens = f" of {case.sequence_length} tokens" if case.sequence_length else ""
-        return f"{case.model} at batch {case.batch_size}{tokens}"
