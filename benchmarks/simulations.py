@@ -59,26 +59,26 @@ def row_of(name: str) -> dict[str, Any]:
     case = Case(meter="simulated", gradient_quality=False, **MODELS[name])
     with progress_shown("") as progress:
         found = find(case, Asked(), Means(None, "benchmarks/simulations.py", budget_seconds=None, progress=progress))
-    plans = [each.record.joined for each in found.found.tried]
+    plans = [each.record.joined for each in found.tried]
     return {
         "model": name,
         "whole": found.whole,
         "copies": found.copies,
         "refused": len(found.refused),
         "joined": sum(plans),
-        "frontier": [len(found.found.frontier(exact=exact)) for exact in (True, False)],
+        "frontier": [len(found.frontier(exact=exact)) for exact in (True, False)],
         "error": found.error,
         "processor_seconds": round(_processor_seconds() - began, 1),
         "plans": [
             {
                 "plan": each.name,
                 "need_bytes": each.need_bytes,
-                "limit_bytes": found.found.limit_bytes,
+                "limit_bytes": found.limit_bytes,
                 "seconds": each.seconds,
                 "slowdown": each.slowdown,
                 "joined": each.record.joined,
             }
-            for each in numbered(found.found)
+            for each in numbered(found)
         ],
     }
 

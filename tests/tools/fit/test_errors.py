@@ -228,8 +228,8 @@ def test_a_fit_stores_what_it_measured_and_lists_no_plan_over_the_limit(tmp_path
     assert first.path.read_text() == lines
     assert '"meter":"cpu"' in lines
     assert any("measured on the CPU" in text for text in again.kept)
-    errors = [each.record.gradient_error for each in again.found.tried]
+    errors = [each.record.gradient_error for each in again.tried]
     assert all(error is not None and MARGIN * error <= 0.02 for error in errors)
-    assert again.found.exact.record.gradient_error == 0
+    assert again.exact.record.gradient_error == 0
     without = find(case, Asked(), means)
-    assert len(without.found.tried) >= len(again.found.tried)
+    assert len(without.tried) >= len(again.tried)

@@ -41,7 +41,7 @@ def test_no_title_promises_what_its_plans_do_not_hold(plans: Sequence[Plan], tit
     rows = [by_scheme[str(row["scheme"])] for row in table.rows if row["number"] is not None]
     assert rows
     promises = title == "What fits"
-    assert [what.fits(each) and each.slowdown <= what.max_slowdown for each in rows] == [promises] * len(rows)
+    assert [what.has_room_for(each) and each.slowdown <= what.max_slowdown for each in rows] == [promises] * len(rows)
 
 
 def test_the_first_rows_are_those_that_everybody_knows() -> None:

@@ -39,11 +39,13 @@ def is_usual(spec: str, base: str) -> bool:
     return frozenset(map(str, parse_spec(spec))) - set(map(str, parse_spec(base))) in _KNOWN
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fitted:
-    """All plans that were simulated for one exact step, the fastest first; ``exact`` is one of them.
+    """All plans that were simulated for one exact step.
 
     Attributes:
+        exact: The exact step.
+        tried: The plans, the exact step among them, the fastest first.
         on_device: Records measured on a device, with failures.
     """
 
@@ -68,10 +70,10 @@ class Fitted:
 
     @property
     def least(self) -> PlannedStep:
-        """The plan that needs least."""
+        """What needs least of all that was simulated."""
         return min(self.tried, key=lambda each: each.need_bytes)
 
-    def fits(self, tried: PlannedStep) -> bool:
+    def has_room_for(self, tried: PlannedStep) -> bool:
         """Whether a plan needs no more than the limit."""
         return tried.need_bytes <= self.limit_bytes
 
@@ -81,7 +83,7 @@ class Fitted:
         These are the fastest of those that fit, or else those that need least.
         """
         alike = self._alike(adapters)
-        return ([*filter(self.fits, alike)] or sorted(alike, key=lambda each: each.need_bytes))[:3]
+        return ([*filter(self.has_room_for, alike)] or sorted(alike, key=lambda each: each.need_bytes))[:3]
 
     def _alike(self, adapters: bool) -> list[PlannedStep]:
         if adapters and self.exact.training.trained == "adapters":
@@ -96,7 +98,9 @@ class Fitted:
         off.
         """
         kept: list[PlannedStep] = []
-        fitting = [each for each in self._alike(adapters) if self.fits(each) and each.slowdown <= self.max_slowdown]
+        fitting = [
+            each for each in self._alike(adapters) if self.has_room_for(each) and each.slowdown <= self.max_slowdown
+        ]
         nearer = {
             id(one): sum(two.training != one.training and two.training.is_as_near(one.training) for two in fitting)
             for one in fitting
@@ -127,10 +131,17 @@ class Fitted:
 
     def uniform(self, *, exact: bool) -> PlannedStep | None:
         """Return the fastest plan that fits and does the same with all blocks, of exact or of any gradients."""
-        return next((each for each in self._comparable(exact=exact) if each.is_uniform and self.fits(each)), None)
+        return next(
+            (each for each in self._comparable(exact=exact) if each.is_uniform and self.has_room_for(each)), None
+        )
 
-    def frontier(self, *, exact: bool) -> list[PlannedStep]:
-        """Return the plans, of exact or of any gradients, that no other undercuts in both bytes and time."""
+    def frontier(self, *, exact: bool = True) -> list[PlannedStep]:
+        """Return the plans that no other undercuts in both bytes and time, the fastest first.
+
+        Args:
+            exact: Whether gradients must be exact; updates, precision and trained parameters are those of the exact
+                step in any case.
+        """
         front: list[PlannedStep] = []
         for each in self._comparable(exact=exact):
             if not front or each.need_bytes < front[-1].need_bytes:
@@ -200,7 +211,7 @@ def answer(found: Fitted) -> tuple[str, ...]:
     If nothing does, the sentence is about what comes nearest.
     """
     base, sentences = found.exact.record.asked.scheme, []
-    if found.fits(found.exact):
+    if found.has_room_for(found.exact):
         what = "unchanged" if base == "exact" else f"with {base} alone"
         sentences = [f"It fits {what}: {_memory(found.exact, found)}."]
     return (*sentences, *(_sentence(each, found) for each in _plans_of_answer(found))) or _nearest(found)
@@ -213,7 +224,7 @@ def answer_first(found: Fitted) -> list[PlannedStep]:
 
 def numbered(found: Fitted) -> list[PlannedStep]:
     """Return all plans in tables by their numbers: first those of the answer. What changes nothing has no number."""
-    first = answer_first(found) or [each for each in found.tried if found.fits(each)][:1]
+    first = answer_first(found) or [each for each in found.tried if found.has_room_for(each)][:1]
     return [each for each in each_once([*first, *found.listed()]) if not each.is_unchanged]
 
 
@@ -258,7 +269,7 @@ def _memory(plan: PlannedStep, found: Fitted) -> str:
 
 
 def _nearest(found: Fitted) -> tuple[str, ...]:
-    for fastest in (each for each in found.tried if found.fits(each)):
+    for fastest in (each for each in found.tried if found.has_room_for(each)):
         return f"Nothing fits within {times(found.max_slowdown)} the exact step's time.", _sentence(fastest, found)
     least, limit = found.least, format_bytes(found.limit_bytes)
     needs = f"{least.words} needs least of them, {format_bytes(least.need_bytes)}"
@@ -270,12 +281,12 @@ def impossible(
 ) -> tuple[str, ...]:
     """Return the sentences of a fit without a result: the least need, and what to change.
 
-    The arguments are those of :class:`actbench.tools.fit.fit.Fit`.
+    The arguments are those of :class:`actbench.tools.fit.fit.FitResult`.
     """
     if cut_short:
         *_, nearest = _nearest(found)
         return f"Nothing found yet within {times(found.max_slowdown)} the exact step's time. {cut_short}", nearest
-    if not knows_least or any(map(found.fits, found.tried)):
+    if not knows_least or any(map(found.has_room_for, found.tried)):
         return _nearest(found)
     least, limit, parts = found.least, found.limit_bytes, found.least.measurement.peak_parts
     of_model = parts.weights_bytes + parts.gradients_bytes + parts.optimizer_bytes if parts else 0

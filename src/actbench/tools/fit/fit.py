@@ -6,7 +6,7 @@ import inspect
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +50,10 @@ _PROOFS = 4  # how often others take the place of plans that need more than thei
 
 
 @dataclass(frozen=True, repr=False)
-class FitResult(Displayed):
-    """What a fit found.
+class FitResult(Fitted, Displayed):
+    """What a fit found: the plans that were simulated or joined, and how.
 
     Attributes:
-        found: The plans that were simulated or joined, and the exact step.
         records: Their records, with failures.
         whole: How many simulations of the whole model there were.
         copies: How many of copies with fewer blocks and of smaller models.
@@ -71,20 +70,19 @@ class FitResult(Displayed):
         has_more: Whether more memory than the limit would suffice, and the device has it.
     """
 
-    found: Fitted
-    records: tuple[FitRecord, ...]
-    whole: int
-    copies: int
-    error: float | None
-    counted: tuple[str, ...]
-    failed: Mapping[Case, Failure]
-    cut_short: str
-    knows_least: bool
-    refused: Mapping[str, Failure]
-    kept: tuple[str, ...]
-    path: Path | None
-    least_profile: str | None
-    has_more: bool
+    records: tuple[FitRecord, ...] = ()
+    whole: int = 0
+    copies: int = 0
+    error: float | None = None
+    counted: tuple[str, ...] = ()
+    failed: Mapping[Case, Failure] = field(default_factory=dict)
+    cut_short: str = ""
+    knows_least: bool = False
+    refused: Mapping[str, Failure] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
+    path: Path | None = None
+    least_profile: str | None = None
+    has_more: bool = False
 
     @property
     def plans(self) -> tuple[PlannedStep, ...]:
@@ -92,27 +90,12 @@ class FitResult(Displayed):
 
         Empty if nothing fits within the allowed slowdown.
         """
-        return (*self.found.shortlist(), *self.found.shortlist(adapters=True))
+        return (*self.shortlist(), *self.shortlist(adapters=True))
 
     @property
     def fits(self) -> bool:
         """Whether some plan fits and is fast enough."""
         return bool(self.plans)
-
-    @property
-    def exact(self) -> PlannedStep:
-        """The exact step."""
-        return self.found.exact
-
-    @property
-    def least(self) -> PlannedStep:
-        """What needs least of all that was simulated."""
-        return self.found.least
-
-    @property
-    def limit_bytes(self) -> int:
-        """Memory that a step may use."""
-        return self.found.limit_bytes
 
     @property
     def is_over(self) -> bool:
@@ -124,15 +107,6 @@ class FitResult(Displayed):
         """Why simulations crashed, each with the scheme before it; if there are any, plans may be missing."""
         return tuple(f"{case.scheme}: {failure.message}" for case, failure in self.failed.items())
 
-    def frontier(self, *, exact: bool = True) -> tuple[PlannedStep, ...]:
-        """Return the plans that no other undercuts in both bytes and time, the fastest first.
-
-        Args:
-            exact: Whether gradients must be exact; updates, precision and trained parameters are those of the exact
-                step in any case.
-        """
-        return tuple(self.found.frontier(exact=exact))
-
     def __repr__(self) -> str:
         """Return the fastest plan; where nothing fits, what needs least."""
         found = f"{len(self.plans)} plans, the fastest {self.plans[0]}" if self.plans else f"nothing fits, {self.least}"
@@ -140,7 +114,7 @@ class FitResult(Displayed):
 
     def drawn(self) -> list[Table]:
         """Return what a notebook shows: the table of plans."""
-        return list(tables_of(self.found, FIT_TITLE))[:1]
+        return list(tables_of(self, FIT_TITLE))[:1]
 
     def _about_refused(self, *, each: bool) -> list[str]:
         """Return the refused candidates: with ``each`` every reason, else one sentence on those with nothing to do."""
@@ -156,15 +130,15 @@ class FitResult(Displayed):
         verdict: tuple[str, ...] = ()
         if not self.fits:
             verdict = impossible(
-                self.found,
+                self,
                 cut_short=self.cut_short,
                 knows_least=self.knows_least,
                 least_profile=self.least_profile,
                 has_more=self.has_more,
             )
-        first, *others = tables_of(self.found, FIT_TITLE, verdict)
+        first, *others = tables_of(self, FIT_TITLE, verdict)
         cut_short = (f"{self.cut_short} Faster plans may exist.",) if self.cut_short and self.fits else ()
-        plans = [(f"Plan {number}", plan) for number, plan in enumerate(numbered(self.found), 1)]
+        plans = [(f"Plan {number}", plan) for number, plan in enumerate(numbered(self), 1)]
         code = pieces_of(plans, show_code if self.fits else 0)
         first = replace(first, lead=(*cut_short, *first.lead, *about_crashed(self.failed, self.path)), code=code)
         results = (f"results: {self.path} (tables in the same folder, as .md and .csv)",) if self.path else ()
@@ -285,9 +259,10 @@ def find(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fi
             _note_errors(planner, made)
         result = _result(planner, made)
         if meter is not None:
-            chosen = (result.found.shortlist() or result.plans)[:_MEASURED]
+            chosen = (result.shortlist() or result.plans)[:_MEASURED]
             records = (*result.records, *made.records(measured_on(meter, chosen, made)))
-            result = replace(result, records=records, found=_fitted(records))
+            found = _fitted(records)
+            result = replace(result, records=records, tried=found.tried, on_device=found.on_device)
     return result
 
 
@@ -357,7 +332,8 @@ def _result(planner: Planner, made: Simulations) -> FitResult:
     large = [each for each in profiles.profiles() if each.is_cuda and each.rates and each.step_bytes() >= need]
     error = max(map(abs, planner.errors), default=None)
     return FitResult(
-        found=found,
+        found.exact,
+        found.tried,
         records=records,
         whole=made.whole,
         copies=made.copies,

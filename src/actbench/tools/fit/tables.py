@@ -55,7 +55,7 @@ def _differs(plan: PlannedStep) -> str | None:
 
 def _columns(found: Fitted | None = None) -> tuple[Column[PlannedStep], ...]:
     """Return the columns of plans, of which some fit where their exact step is given."""
-    fits = [] if found is None else [Column[PlannedStep]("fits", "Fits", "flag", found.fits)]
+    fits = [] if found is None else [Column[PlannedStep]("fits", "Fits", "flag", found.has_room_for)]
     return (
         Column("scheme", "Scheme", "text", lambda plan: plan.spec, quiet=True),
         Column("optimizer", "Optimizer", "text", _optimizer, quiet=True),
@@ -131,7 +131,7 @@ def fit_tables(records: Sequence[FitRecord], title: str = FIT_TITLE) -> tuple[Ta
     An exact step that does not fit, and for which there are no plans, comes last: plans over processes ask one process
     only for the blocks of the model.
     """
-    in_order = sorted(fitted(records), key=lambda found: len(found.tried) == 1 and not found.fits(found.exact))
+    in_order = sorted(fitted(records), key=lambda found: len(found.tried) == 1 and not found.has_room_for(found.exact))
     tables = [table for found in in_order for table in tables_of(found, title)]
     first, *others = tables or [fill(title, _columns(), [])]
     lost = about_crashed({each.case: each.outcome for each in records if is_crash(each.outcome)}, None)
@@ -148,7 +148,7 @@ def tables_of(found: Fitted, title: str, verdict: Sequence[str] = ()) -> tuple[T
     shown = each_once([*found.usual(), *found.listed()])
     if not found.has_shortlist:
         title = "No simulated plan fits; what needs least"
-        if any(map(found.fits, found.listed())):
+        if any(map(found.has_room_for, found.listed())):
             title = f"Fits only at more than {times(found.max_slowdown)} the exact step's time"
     numbers = {id(plan): number for number, plan in enumerate(numbered(found), 1)}
     number = Column[PlannedStep]("number", "No.", "count", lambda plan: numbers.get(id(plan)))
@@ -211,7 +211,7 @@ def _notes(found: Fitted) -> list[str]:
     plans += f", {joined} joined from traces of blocks" if joined else ""
     alone = "Unchanged" if base == "exact" else f"With {base} alone"
     needs, takes = format_bytes(found.exact.need_bytes), format_seconds(found.exact.seconds)
-    fits = f" and takes {takes}" if found.fits(found.exact) else f": it does not fit (it would take {takes})"
+    fits = f" and takes {takes}" if found.has_room_for(found.exact) else f": it does not fit (it would take {takes})"
     exact, other = found.uniform(exact=True), found.uniform(exact=False)
     uniform = []
     for gradients, plan in (("exact", exact), ("any", None if other is exact else other)):
