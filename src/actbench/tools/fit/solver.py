@@ -5,7 +5,7 @@ plan is a shortest path with two resources, and one pass over the blocks finds i
 bytes that it holds, its time, its error. Labels are dropped that another one dominates (Irnich and Desaulniers,
 Shortest path problems with resource constraints, 2005), and those whose lower bound is no better than a known plan:
 the linear relaxation of what is left, which takes the cheapest bytes first (Dantzig, Discrete-variable extremum
-problems, 1957), here with a price of error, too.
+problems, 1957).
 """
 
 from __future__ import annotations
@@ -323,15 +323,6 @@ class _Found(NamedTuple):
     is_proved: bool
 
 
-class _Limit(NamedTuple):
-    """A limit of a weighted sum of ticks and units of error, with lower bounds of what is to come."""
-
-    ticks: float
-    errors: float
-    most: float
-    bound: _Bound
-
-
 def _fastest(
     chain: Chain, limit: float, most_squared_error: float, under: int, *, any_will_do: bool = False
 ) -> _Found | None:
@@ -340,14 +331,14 @@ def _fastest(
         return None
     room, has_limit = math.floor(min(limit, _ANY)) - math.ceil(chain.base), most_squared_error < math.inf
     stages, most_errors, most = chain.stages, 0, MOST_LABELS
-    limits = [_Limit(1, 0, under - 1, chain.by_time)]
+    limits: list[_Limit] = [(_SPENT, under - 1, chain.by_time)]
     if has_limit:
         # the limit of error often does not bind; without it there are few labels
         found = _fastest(chain, limit, math.inf, under)
         if found is None or chain.squared_error(found.plan) <= most_squared_error:
             return found
         most_errors, most = _units(most_squared_error), MOST_LABELS_BY_ERROR
-        limits += _of_errors(stages, room, under, most_errors)
+        limits.append((_ERRORS, most_errors, _Bound(stages, [each.errors for each in stages])))
     else:
         stages = [replace(each, errors=np.zeros_like(each.errors)) for each in stages]
     found = None
@@ -355,7 +346,7 @@ def _fastest(
         layers, is_whole = _pass(stages, limits, room, width)
         if layers[-1].shape[1]:
             found = _traced(layers)
-            limits = [each._replace(most=each.ticks * (found.ticks - 1) + each.errors * most_errors) for each in limits]
+            limits[0] = _SPENT, found.ticks - 1, chain.by_time
         if is_whole or (found and any_will_do):
             return found and found._replace(is_proved=is_whole)
     if found is None and has_limit and under == _ANY:
@@ -365,23 +356,12 @@ def _fastest(
     return found and found._replace(is_proved=False)
 
 
-def _of_errors(stages: Sequence[_Stage], room: int, under: int, most_errors: int) -> list[_Limit]:
-    """Return the limit of error, and limits of time and error together at the prices that exclude most."""
-    ticks, errors = (sum(int(getattr(each, name).max()) for each in stages) for name in ("ticks", "errors"))
-    priced = []
-    for power in range(-6, 7):
-        price = 2.0**power * max(ticks, 1) / max(errors, 1)
-        bound = _Bound(stages, [each.ticks + price * each.errors for each in stages])
-        limit = _Limit(1, price, under - 1 + price * most_errors, bound)
-        priced.append((float(bound.at(0, np.array([room]))[0]) - price * most_errors, limit))
-    best = sorted(priced, key=lambda each: each[0], reverse=True)[:3]
-    of_error = _Limit(0, 1, most_errors, _Bound(stages, [each.errors for each in stages]))
-    return [of_error, *(limit for _, limit in best)]
-
-
 _GROUP, _HELD, _SPENT, _ERRORS, _PARENT, _OPTION = range(6)
 """Rows of labels, (6, K): the group of the last option, bytes above the chain's base, ticks, units of squared error,
 the place of the label before the block that each goes on from, and the option that it takes."""
+
+_Limit = tuple[int, float, _Bound]
+"""Of a row of labels: the most that a plan may have, and lower bounds of what is to come."""
 
 
 def _pass(stages: Sequence[_Stage], limits: Sequence[_Limit], room: int, width: int) -> tuple[list[Ints], bool]:
@@ -397,15 +377,11 @@ def _pass(stages: Sequence[_Stage], limits: Sequence[_Limit], room: int, width: 
         held = before[_HELD][parent] + stage.more[before[_GROUP][parent], option] + stage.held[option]
         ticks, errors = before[_SPENT][parent] + stage.ticks[option], before[_ERRORS][parent] + stage.errors[option]
         labels = np.array([stage.group[option], held, ticks, errors, parent, option])
-        least = np.full(len(held), -np.inf)
-        within = np.ones(len(held), bool)
-        for each in limits:
-            left = each.bound.at(place + 1, room - held)
-            cost = each.ticks * ticks + each.errors * errors + left
-            within &= cost <= each.most
-            if each.ticks:
-                least = np.maximum(least, cost - each.most)
-        labels, least = labels[:, within], least[within]
+        costs = [
+            labels[row] + bound.at(place + 1, room - held) for row, _, bound in limits
+        ]  # the least of what begins so
+        within = np.all([cost <= limit for cost, (_, limit, _) in zip(costs, limits, strict=True)], axis=0)
+        labels, least = labels[:, within], costs[0][within]
         kept = _undominated(labels)
         if len(kept) > width:
             is_whole = False
