@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actbench.model.measured import Measurement
@@ -60,20 +60,32 @@ class Joins:
         ways = sorted((way.around for way in self.survey.space.ways if way.around <= setting.around), key=len)
         around = setting.around
         for fewer in (each for each in ways if each < around or setting.rest):
-            trace = self._whole(Plan(fewer))[1]
-            if trace is not None and [*_own(trace)] == [*_own(base)]:
+            (unchanged,) = self._of_actions(fewer, [AS_IT_IS], base).values()
+            if unchanged is not None and [*_own(unchanged[1])] == [*_own(base)]:
                 around = fewer
                 break
+        found = self._of_actions(around, actions, base)
+        known = {action: each for action, each in found.items() if each is not None}
+        if len(known) < len(found):
+            return False
+        warnings = [text for measured, _ in known.values() for text in measured.warnings]
+        traces: dict[Hashable, Trace] = {action: trace for action, (_, trace) in known.items()}
+        self._joiners[setting, actions] = Joiner(base, traces), warnings
+        return True
+
+    def _of_actions(
+        self, around: Action, actions: Iterable[Action], base: Trace
+    ) -> dict[Action, tuple[Measurement, Trace] | None]:
+        """Return the measurement of each action on all blocks, and its trace with the blocks of the whole model."""
         cases = {action: self.survey.action_case(around, action) for action in actions}
         outcomes = self._outcomes(dict(cases.values()))
-        whole: dict[Hashable, Trace] = {}
+        found: dict[Action, tuple[Measurement, Trace] | None] = {}
         for action, (case, _) in cases.items():
-            if (trace := self._trace(case, outcomes.get(case))) is None:
-                return False
-            whole[action] = trace if len(trace.blocks) == len(base.blocks) else trace.repeated(base.blocks)
-        warnings = [text for found in outcomes.values() for text in found.warnings]
-        self._joiners[setting, actions] = Joiner(base, whole), warnings
-        return True
+            outcome, trace = outcomes.get(case), self._trace(case, outcomes.get(case))
+            if trace is not None and len(trace.blocks) < len(base.blocks):
+                trace = trace.repeated(base.blocks)
+            found[action] = None if outcome is None or trace is None else (outcome, trace)
+        return found
 
     def _whole(self, plan: Plan) -> tuple[Measurement | None, Trace | None]:
         """Return the measurement of a plan for the whole model, and its trace."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final, TypeVar
@@ -18,7 +18,6 @@ from actbench.tools.fit.answer import USUAL
 from actbench.tools.fit.costs import AROUND, COPIES, Blocks, Costs, Effect, Way, change_in_parts
 from actbench.tools.fit.errors import Simulate
 from actbench.tools.fit.plan import AS_IT_IS, Action, Candidate, Candidates, Plan, stand_together, training_of
-from actbench.tools.fit.records import step_seconds_of
 from actbench.tools.fit.solver import Point, lower_hull
 from actbench.tools.fit.space import Space
 from actbench.workload.names import with_blocks
@@ -146,9 +145,6 @@ class Survey:
     def _exact_of(self, model: str) -> Case:
         return self.exact.model_copy(update={"model": model})
 
-    def _whole_cases(self, several: Iterable[Action]) -> dict[Action, Case]:
-        return {around: self.whole_case(Plan(around)) for around in several}
-
     def _find_copy(self) -> None:
         """Simulate a copy with few blocks, and use it if its blocks are those of the model."""
         model = self.space.blocks.copy_of(self.exact.model) if self.exact.script is None else None
@@ -164,11 +160,11 @@ class Survey:
 
     def _way(self, around: Action, among: Collection[Action] | None = None) -> Way | None:
         """Learn what changes do in one way of computing; None if that cannot be simulated."""
-        case = self.whole_case(Plan(around))
-        start = self.measured({case: Plan(around)}).get(case)
-        exact = Costs.of(start)
+        start, exact = self._told(around)
+        whole = self.outcomes[self.exact] if not around else None
+        start = whole if isinstance(whole, Measurement) else start
         if start is None or exact is None:
-            self._note(around, case)
+            self._note(around, self._cases(around)[0])
             return None
         is_other = any("precision" in each.changes for each in around)  # in which more may be possible
         wanted = [
@@ -181,53 +177,56 @@ class Survey:
         known = self._optimizers_in(start)
         tried = [AS_IT_IS, *(frozenset({each}) for each in self.candidates.of_blocks)] if among is None else among
         tried = [each for each in tried if self._go_with(each, around)]
+        changes = [each for each in wanted if each not in known]
         # blocks first: with them plans can be made, should the time end before the rest is known
-        learned = self._changes(around, [each for each in wanted if each not in known], tried) | known
-        way = Way(around, 1, exact, {each: learned[each] for each in wanted if each in learned})
+        of_changes = {case: Plan(around | change) for change in changes for case in self._cases(around | change)}
+        self.measured(dict(self.action_case(around, each) for each in tried) | of_changes)
+        for change in changes:
+            self._note(change, self._cases(around | change)[0])
+            costs = self._costs(around | change)
+            if costs is not None:
+                known[change] = costs - exact
+        way = Way(around, 1, Costs.of(whole) or exact, {each: known[each] for each in wanted if each in known})
         self._learn(way, tried)
         if self.space.blocks.paths and AS_IT_IS not in way.actions:
             return None  # time ended, or the copy cannot do what the model can: nothing is known of its blocks
         self.space.ways.append(way)
         return way
 
+    def _told(self, around: Action, parts: int = 1) -> tuple[Measurement | None, Costs | None]:
+        """Simulate a step with changes around the blocks; return a measurement and the costs of the whole model."""
+        cases = self._cases(around)
+        found = self.measured(dict.fromkeys(cases, Plan(around)))
+        return found.get(cases[-1]), self._costs(around, parts)
+
+    def _cases(self, around: Action) -> list[Case]:
+        """Return what tells of changes around the blocks: two copies of a deep model, or else the model itself."""
+        model, blocks = self.exact.model, self.space.blocks
+        models = [with_blocks(model, count) for count in COPIES] if blocks.copy else [model]
+        return [Plan(around).case(self._exact_of(name), blocks.part) for name in models]
+
+    def _costs(self, around: Action, parts: int = 1) -> Costs | None:
+        """Return the costs of the whole model, with changes around the blocks that were simulated."""
+        few, *more = (Costs.of(self.outcomes.get(case), parts) for case in self._cases(around))
+        if few is None or None in more:
+            return None
+        return few.at(self.space.blocks.places).towards(more[0], self._steps, AROUND) if more and more[0] else few
+
+    @property
+    def _steps(self) -> float:
+        """How many times the step from one copy to the other leads to the whole model."""
+        return (len(self.space.blocks.paths) - COPIES[0]) / (COPIES[1] - COPIES[0])
+
     def _optimizers_in(self, start: Measurement) -> dict[Action, Costs]:
         """Return what optimizers do, as learned in ways of computing with the same bytes of state and gradients."""
         bytes_of = attrgetter("weights_bytes", "gradients_bytes", "optimizer_bytes")
         found: dict[Action, Costs] = {}
         for way in self.space.ways:
-            other = self.outcomes.get(self.whole_case(Plan(way.around)))
+            other = self.outcomes.get(self._cases(way.around)[-1])
             if way.parts == 1 and isinstance(other, Measurement) and bytes_of(other) == bytes_of(start):
                 alone = (each for each in way.changes if all(one.changes == ("optimizer",) for one in each))
                 found |= {each: way.changes[each] for each in alone}
         return found
-
-    def _changes(self, around: Action, changes: Sequence[Action], actions: Iterable[Action]) -> dict[Action, Costs]:
-        """Simulate actions, and changes around the blocks; return what the changes do.
-
-        Of a deep model they are simulated in two copies of it, which tell what each block adds.
-        """
-        model, blocks = self.exact.model, self.space.blocks
-        models = [with_blocks(model, count) for count in COPIES] if blocks.copy else [model]
-        plans = [Plan(around), *(Plan(around | change) for change in changes)] if changes else []
-        cases = {(plan, name): plan.case(self._exact_of(name), blocks.part) for plan in plans for name in models}
-        self.measured(
-            dict(self.action_case(around, each) for each in actions) | {case: plan for (plan, _), case in cases.items()}
-        )
-        learned = {}
-        for change in changes:
-            self._note(change, cases[Plan(around | change), models[0]])
-            effects = []
-            for name in models:
-                before, after = (
-                    Costs.of(self.outcomes.get(cases[plan, name])) for plan in (plans[0], Plan(around | change))
-                )
-                effects += [after - before] if before is not None and after is not None else []
-            if len(effects) == len(models):
-                learned[change] = effects[0]
-                if blocks.copy:
-                    steps = (len(blocks.paths) - COPIES[0]) / (COPIES[1] - COPIES[0])
-                    learned[change] = effects[0].at(blocks.places).towards(effects[1], steps, AROUND)
-        return learned
 
     def _learn(self, way: Way, more: Iterable[Action]) -> None:
         """Simulate actions where that was not done, and note their effects."""
@@ -288,22 +287,18 @@ class Survey:
         }
         for fewest, count in wanted.items():
             around = way.around | {fewest}
-            case = self.whole_case(Plan(around))
-            exact = Costs.of(self.measured({case: Plan(around)}).get(case), count)
-            self._note(frozenset({fewest}), case)
+            _, exact = self._told(around, count)
+            self._note(frozenset({fewest}), self._cases(around)[0])
             if exact is None:
                 continue
             # what matters between the passes is simulated in the fewest micro-batches, too
             least = LEAST_SHARE * way.exact.peak
-            cases = self._whole_cases(
-                around | each
-                for each, costs in way.changes.items()
-                if abs(costs.top) >= least and self._go_with(each, around)
-            )
-            found = self.measured({case: Plan(each) for each, case in cases.items()})
-            for both, case in cases.items():
-                if (costs := Costs.of(found.get(case), count)) is not None:
-                    self._cut_changes[both - around] = count, costs - exact
+            tops = [change for change, costs in way.changes.items() if abs(costs.top) >= least]
+            tops = [change for change in tops if self._go_with(change, around)]
+            self.measured({case: Plan(around | change) for change in tops for case in self._cases(around | change)})
+            for change in tops:
+                if (costs := self._costs(around | change, count)) is not None:
+                    self._cut_changes[change] = count, costs - exact
             for each, parts in wanted.items():
                 if parts >= count:
                     told = (text.replace(fewest.name, each.name, 1) for text in self.space.warnings.get(fewest, ()))
@@ -329,22 +324,22 @@ class Survey:
         stacks = itertools.product(*([None, *alternatives] for alternatives in kinds.values()))
         actions = [frozenset(each for each in stack if each is not None) for stack in stacks]
         others = sorted((each for each in actions if each and stand_together(each)), key=len)
-        alone = self._whole_cases(each for each in others if len(each) == 1)
-        self.measured({case: Plan(around) for around, case in alone.items()})
-        for around, case in alone.items():
-            self._note(around, case)
-        possible = (each for each in others if not any(is_refusal(self.refused.get(one)) for one in each))
-        ways = self._whole_cases([AS_IT_IS, *possible])
-        found = self.measured({case: Plan(around) for around, case in ways.items()})
-        needs = {
-            around: (seconds, needed_bytes(found[case]))
-            for around, case in ways.items()
-            if (seconds := step_seconds_of(found.get(case))) is not None
-        }
+        alone = [each for each in others if len(each) == 1]
+        self.measured({case: Plan(around) for around in alone for case in self._cases(around)})
+        for around in alone:
+            self._note(around, self._cases(around)[0])
+        ways = [AS_IT_IS, *(each for each in others if not any(is_refusal(self.refused.get(one)) for one in each))]
+        self.measured({case: Plan(around) for around in ways for case in self._cases(around)})
+        needs: dict[Action, tuple[float, float]] = {}
+        for around in ways:
+            found, costs = self.known(self._cases(around)), self._costs(around)
+            if costs is not None:
+                few, *more = map(needed_bytes, found.values())
+                needs[around] = costs.total_seconds, few + (self._steps * (more[0] - few) if more else 0)
         return [each for each in needs if each and not _is_beaten(each, needs)][:_MOST_WAYS]
 
 
-def _is_beaten(around: Action, needs: Mapping[Action, tuple[float, int]]) -> bool:
+def _is_beaten(around: Action, needs: Mapping[Action, tuple[float, float]]) -> bool:
     """Whether another way that trains as near is about as fast and as small; of equal ways the first is kept."""
     places, mine = list(needs), needs[around]
     return any(
