@@ -111,7 +111,8 @@ class Survey:
         if not self.space.ways:
             return
         first, *cuts = self.space.ways
-        for around in self._worth_a_look():
+        chosen, others = self._worth_a_look()
+        for around in chosen:
             way = self._way(around, among=_best(first))
             if way is None:
                 continue
@@ -120,6 +121,12 @@ class Survey:
                     (each,) = cut.around
                     slower = cut.exact.total_seconds / first.exact.total_seconds
                     self._add_parts(way, each, cut.parts, way.exact.cut(cut.parts, slower))
+        for around in others:  # they may be a plan as they are
+            costs = self._costs(around)
+            if costs is not None:
+                way = Way(around, 1, costs)
+                self._learn(way, [AS_IT_IS])
+                self.space.ways += [way] if way.actions or not self.space.blocks.paths else []
 
     # -- what is simulated --------------------------------------------------------------------------------------------
 
@@ -316,8 +323,8 @@ class Survey:
         acting = {each: effect.in_parts(parts) for each, effect in way.actions.items()}
         self.space.ways.append(Way(around, parts, exact, changes, acting))
 
-    def _worth_a_look(self) -> list[Action]:
-        """Return the other ways of computing that nothing beats that trains as near to the exact step."""
+    def _worth_a_look(self) -> tuple[list[Action], list[Action]]:
+        """Return the other ways of computing that nothing beats that trains as near to the exact step; and the rest."""
         kinds: dict[object, list[Candidate]] = {}
         for each in self.candidates.computing:
             kinds.setdefault(each.changes, []).append(each)
@@ -336,7 +343,8 @@ class Survey:
             if costs is not None:
                 few, *more = map(needed_bytes, found.values())
                 needs[around] = costs.total_seconds, few + (self._steps * (more[0] - few) if more else 0)
-        return [each for each in needs if each and not _is_beaten(each, needs)][:_MOST_WAYS]
+        chosen = [each for each in needs if each and not _is_beaten(each, needs)][:_MOST_WAYS]
+        return chosen, [each for each in needs if each and each not in chosen]
 
 
 def _is_beaten(around: Action, needs: Mapping[Action, tuple[float, float]]) -> bool:
