@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -29,10 +30,9 @@ from actbench.measuring.failures import failure_of
 from actbench.model.data import Data
 from actbench.model.records import Case
 from actbench.simulator import profiles
-from actbench.tools.fit.fitting import Means, choices_of, fitting
-from actbench.tools.fit.levels import ANY, EXACT, Level
 from actbench.tools.fit.planner import Found, Goal
-from actbench.tools.fit.records import Asked
+from actbench.tools.fit.records import ANY, EXACT, Asked, Training
+from actbench.tools.fit.simulations import Means, candidates_of, simulations
 from actbench.units import format_bytes
 
 _MOST_BY_HAND = 2
@@ -117,7 +117,7 @@ class Cell(NamedTuple):
     share: float
     limit: int
     micro_batch: str
-    level: Level
+    level: Training
     plan: Found | None
     uniform: Found | None
     some: Found | None
@@ -126,13 +126,13 @@ class Cell(NamedTuple):
 def cells(name: str, case: Case, output: Path) -> Iterator[Cell]:
     """Plan one model, and yield its cells; both micro-batches share their simulations."""
     asked = Asked()
-    choices = choices_of(case, asked, profiles.get(case.device_profile or ""), None)
+    candidates = candidates_of(case, asked, profiles.get(case.device_profile or ""), None)
     with progress_shown("; the same command goes on from there") as progress:
         means = Means(output, "benchmarks/plans.py", budget_seconds=None, timeout_seconds=900, progress=progress)
-        with fitting(name, case, choices, means) as made:
+        with simulations(name, case, candidates, means) as made:
             # at a fixed micro-batch, and in the types of the model: what is compared is what is done with blocks
-            fixed = replace(choices, computing=(), in_parts=())
-            for micro_batch, some in (("fixed", fixed), ("free", replace(choices, computing=()))):
+            fixed = replace(candidates, computing=(), in_parts=())
+            for micro_batch, some in (("fixed", fixed), ("free", replace(candidates, computing=()))):
                 planner = made.planner(case, asked, some)
                 planner.run()
                 peak = planner.outcomes[case].peak_bytes  # type: ignore[union-attr]
@@ -142,7 +142,7 @@ def cells(name: str, case: Case, output: Path) -> Iterator[Cell]:
                 for goal, plan in found:
                     uniform = planner.fastest(replace(goal, uniform=True))
                     hand = planner.space.of_some(goal.level, goal.limit) if some is fixed else []
-                    best = planner.simulated(hand[:_MOST_BY_HAND], goal.limit)  # what counts is the whole simulation
+                    best = planner.tried(hand[:_MOST_BY_HAND], goal.limit)  # what counts is the whole simulation
                     yield Cell(name, goal.limit / peak, goal.limit, micro_batch, goal.level, plan, uniform, best)
 
 
@@ -158,8 +158,8 @@ def row_of(cell: Cell) -> dict[str, Any]:
             "seconds": found.seconds,
             "peak_bytes": found.measured.peak_bytes,
             "need_bytes": found.need,
-            "predicted_peak_bytes": found.predicted and found.predicted.peak,
-            "predicted_seconds": found.predicted and found.predicted.seconds,
+            "predicted_peak_bytes": _known(found.plan.peak),
+            "predicted_seconds": _known(found.plan.seconds),
         }
 
     return {
@@ -167,11 +167,15 @@ def row_of(cell: Cell) -> dict[str, Any]:
         "share": round(cell.share, 2),
         "limit_bytes": cell.limit,
         "micro_batch": cell.micro_batch,
-        "gradients": "exact" if cell.level is EXACT else "any",
+        "gradients": "exact" if cell.level == EXACT else "any",
         "plan": told(cell.plan),
         "uniform": told(cell.uniform),
         "k_of_n": told(cell.some),
     }
+
+
+def _known(figure: float) -> float | None:
+    return None if math.isnan(figure) else figure
 
 
 def gain(row: Mapping[str, Any], beside: str) -> float | None:

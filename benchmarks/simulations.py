@@ -19,9 +19,9 @@ from typing import Any
 from actbench.cli.printing import progress_shown
 from actbench.model.records import Case
 from actbench.tools.fit.answer import numbered
-from actbench.tools.fit.fit import fit
-from actbench.tools.fit.fitting import Means
+from actbench.tools.fit.fit import find
 from actbench.tools.fit.records import Asked
+from actbench.tools.fit.simulations import Means
 
 MODELS: dict[str, dict[str, Any]] = {
     "resnet50": {
@@ -58,27 +58,27 @@ def row_of(name: str) -> dict[str, Any]:
     began = _processor_seconds()
     case = Case(meter="simulated", gradient_quality=False, **MODELS[name])
     with progress_shown("") as progress:
-        found = fit(case, Asked(), Means(None, "benchmarks/simulations.py", budget_seconds=None, progress=progress))
-    plans = [each.record.joined for each in found.found.tried]
+        found = find(case, Asked(), Means(None, "benchmarks/simulations.py", budget_seconds=None, progress=progress))
+    plans = [each.record.joined for each in found.tried]
     return {
         "model": name,
-        "whole": found.counts.whole,
-        "copies": found.counts.copies,
+        "whole": found.whole,
+        "copies": found.copies,
         "refused": len(found.refused),
         "joined": sum(plans),
-        "frontier": [len(found.found.frontier(exact=exact)) for exact in (True, False)],
-        "error": found.counts.error,
+        "frontier": [len(found.frontier(exact=exact)) for exact in (True, False)],
+        "error": found.error,
         "processor_seconds": round(_processor_seconds() - began, 1),
         "plans": [
             {
                 "plan": each.name,
                 "need_bytes": each.need_bytes,
-                "limit_bytes": found.found.limit_bytes,
+                "limit_bytes": found.limit_bytes,
                 "seconds": each.seconds,
                 "slowdown": each.slowdown,
                 "joined": each.record.joined,
             }
-            for each in numbered(found.found)
+            for each in numbered(found)
         ],
     }
 

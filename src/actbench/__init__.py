@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from actbench.tools.convert.controller import Controller
     from actbench.tools.convert.folders import load_converted, save_converted
     from actbench.tools.convert.model import Conversion, conversion_of, convert
-    from actbench.tools.fit.planned import fit
+    from actbench.tools.fit.fit import fit
     from actbench.tools.script.simulate import simulate
 
     __version__: str
@@ -70,7 +70,7 @@ _HOMES = {
     "base_state_dict": "methods.lora.lowrank",
     "conversion_of": "tools.convert.model",
     "convert": "tools.convert.model",
-    "fit": "tools.fit.planned",
+    "fit": "tools.fit.fit",
     "load_converted": "tools.convert.folders",
     "measure": "measuring.compared",
     "own_activation": "methods.fewbit.activation",

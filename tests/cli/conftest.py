@@ -142,7 +142,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None) -> None:
     from actbench.tools.calibrate import calibrate as calibration
     from actbench.tools.cluster.executor import Cluster
     from actbench.tools.convert import workload
-    from actbench.tools.fit import ondevice
+    from actbench.tools.fit import fit as fitting
     from actbench.tools.train import comparison
     from actbench.workload import folder
 
@@ -176,7 +176,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch, tasks_here: None) -> None:
         (local.LocalExecutor, "submit"): submit,
         (Cluster, "start"): lambda self, work: local.LocalExecutor(work),
         (folder, "download"): lambda repository, **_: Path("my-model"),
-        (ondevice, "_check_card"): lambda profile: None,
+        (fitting, "meter_of"): lambda profile: "cuda" if profile.is_cuda else "cpu",
         (meters, "check_meter"): lambda name: None,
         (timelines, "itemize_all"): itemized,
         (bench, "snapshot"): lambda case: pickle,

@@ -15,7 +15,7 @@ from actbench.cli.app import app, command, option, verbs_of
 from actbench.cli.beside import NEEDED, RULES
 from actbench.cli.defaults import put_before, read
 from actbench.errors import UsageError
-from actbench.tools.fit.stepflags import FitFlags
+from actbench.tools.fit.command import FitFlags
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import pytest
 from fitcommand import HERE
 
 from actbench.run import local, runner
-from actbench.tools.fit import budgets
+from actbench.tools.fit import budget
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
 def log(fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let steps be made up, and return the file that they are listed in."""
     monkeypatch.setattr("actbench.tools.fit.scripts._OF_MODELS", "fakefit")
-    monkeypatch.setattr("actbench.tools.fit.fitting._needed", lambda *_: ())
+    monkeypatch.setattr("actbench.tools.fit.simulations._needed", lambda *_: ())
     monkeypatch.setitem(runner.run_plan.__kwdefaults__, "bench", "fakefit")
     monkeypatch.setitem(runner.run_plan.__kwdefaults__, "preload", ())
     monkeypatch.setattr(local, "available_memory_bytes", lambda: 1 << 40)  # room for all that is made up, in one round
@@ -52,6 +52,6 @@ class Clock:
 def clock(log: Path, monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Return the clock of budgets; what is at work always ends."""
     clock = Clock(log)
-    monkeypatch.setattr(budgets, "time", clock)
-    monkeypatch.setattr(budgets.Budget, "may_go_on", lambda budget: True)
+    monkeypatch.setattr(budget, "time", clock)
+    monkeypatch.setattr(budget.Budget, "may_go_on", lambda _: True)
     return clock

@@ -17,8 +17,8 @@ from actbench.model.blocks import BlockReading, BlockReadings
 from actbench.model.estimated import EstimatedTime
 from actbench.model.measured import Measurement, PeakParts, PhasePeaks
 from actbench.model.records import Case
-from actbench.tools.fit.effects import COPIED
-from actbench.tools.fit.words import parts_of
+from actbench.tools.fit.costs import COPIED
+from actbench.tools.fit.describe import parts_of
 
 GIB = 1024**3
 WEIGHTS = GIB

@@ -10,8 +10,8 @@ from actbench.model.estimated import EstimatedTime
 from actbench.model.measured import Measurement, PhasePeaks
 from actbench.model.meters import MeterName
 from actbench.model.records import Case
+from actbench.tools.fit.answer import Fitted, fitted
 from actbench.tools.fit.records import Asked, FitRecord, Training
-from actbench.tools.fit.shortlist import Fitted, fitted
 
 GIB = 1024**3
 LIMIT = 100 * GIB

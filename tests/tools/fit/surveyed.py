@@ -9,8 +9,7 @@ from actbench.measuring.failures import failure_of
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case
 from actbench.tools.fit.bench import Session
-from actbench.tools.fit.choices import choices_for
-from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.plan import Plan, candidates_for
 from actbench.tools.fit.planner import Planner
 
 ANY_NUMBER = 10**15
@@ -38,7 +37,7 @@ def planner_of(
         gradient_quality=False,
         **settings,
     )
-    planner = Planner(case, choices_for(case, {}, names=schemes), simulate)
+    planner = Planner(case, candidates_for(case, {}, names=schemes), simulate)
     planner.run()
     return planner
 

@@ -16,7 +16,7 @@ from actbench.measuring.bench import measure
 from actbench.measuring.meters import open_meter
 from actbench.model.measured import Measurement
 from actbench.model.records import Built, Case
-from actbench.tools.fit.code import code_for
+from actbench.tools.fit.codegen import code_for
 
 
 def run(code: str, case: Case, steps: int = 2) -> dict[str, Any]:

@@ -14,10 +14,9 @@ import pytest
 from fitcommand import AMONG, DEEP, HERE, STEP, TRAINED_ALL, records_below
 
 from actbench.model.records import Case
-from actbench.tools.fit.budgets import Budget
+from actbench.tools.fit.answer import fitted, is_usual, without_limit
+from actbench.tools.fit.budget import Budget
 from actbench.tools.fit.records import Training
-from actbench.tools.fit.shortlist import fitted, without_limit
-from actbench.tools.fit.usual import is_usual
 
 
 @pytest.mark.exhaustive
@@ -182,8 +181,8 @@ def unwrapped(text: str) -> str:
 PROGRAM = """
 import sys
 sys.path.insert(0, {here!r})
-from actbench.tools.fit import fitting, scripts
-scripts._OF_MODELS, fitting._needed = "fakefit", lambda *_: ()
+from actbench.tools.fit import scripts, simulations
+scripts._OF_MODELS, simulations._needed = "fakefit", lambda *_: ()
 sys.argv = ["actbench", *{words!r}]
 from actbench.cli import main
 main()

@@ -15,14 +15,13 @@ import actbench
 from actbench.measuring.gradients import gradients_of, relative_error_and_cosine
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
-from actbench.tools.fit.choices import choices_for
 from actbench.tools.fit.errors import Errors
-from actbench.tools.fit.fit import fit
-from actbench.tools.fit.fitting import Means
-from actbench.tools.fit.levels import ANY
-from actbench.tools.fit.plan import AS_IT_IS, Action, Plan
+from actbench.tools.fit.fit import find
+from actbench.tools.fit.plan import AS_IT_IS, Action, Plan, candidates_for
 from actbench.tools.fit.planner import Goal, Planner
-from actbench.tools.fit.records import MARGIN, Asked
+from actbench.tools.fit.records import ANY, MARGIN, Asked
+from actbench.tools.fit.simulations import Means
+from actbench.tools.fit.space import Space
 from actbench.workload import load_workload
 
 ROBERTA = "tiny-roberta@num_hidden_layers=4"
@@ -37,9 +36,15 @@ def planner() -> Planner:
 
 def tight(planner: Planner) -> float:
     """Return a limit of memory that exact plans can be within, at a price."""
-    least = planner.space.least(ANY, 0.0)
+    least = within(planner, 0.0).least(ANY)
     assert least is not None
     return least.peak + 0.3 * (planner.space.ways[0].exact.peak - least.peak)
+
+
+def within(planner: Planner, most_squared_error: float) -> Space:
+    """Return the space of a planner with a limit of the error."""
+    planner.space.know(planner.space.errors, most_squared_error)
+    return planner.space
 
 
 def error_of(plan: Plan, planner: Planner, rows: int = 4) -> float:
@@ -76,7 +81,7 @@ def each_alone(actions: Sequence[Action]) -> list[Plan]:
 
 
 def action_of(planner: Planner, name: str) -> Action:
-    return frozenset(choice for choice in planner.choices.of_blocks if choice.name == name)
+    return frozenset(choice for choice in planner.candidates.of_blocks if choice.name == name)
 
 
 @pytest.mark.sampled(slow=1)
@@ -100,8 +105,8 @@ def test_a_plans_error_is_the_root_of_the_sum_of_squares(planner: Planner, names
 
 @pytest.mark.exhaustive
 def test_squares_add_for_packed_tensors_and_random_sketches(planner: Planner) -> None:
-    choices = choices_for(planner.exact, {}, names=("gact:L2", "randomized:0.5")).of_blocks
-    gact, sketched = (frozenset({choice}) for choice in choices)
+    found = candidates_for(planner.exact, {}, names=("gact:L2", "randomized:0.5")).of_blocks
+    gact, sketched = (frozenset({candidate}) for candidate in found)
 
     for actions in ((gact,) * 4, (sketched,) * 4, (gact, AS_IT_IS, sketched, gact), (gact, gact, AS_IT_IS, gact)):
         assert math.sqrt(square_of(Plan(actions=actions), planner)) == pytest.approx(
@@ -112,17 +117,18 @@ def test_squares_add_for_packed_tensors_and_random_sketches(planner: Planner) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("most", [0.003, 0.01, 0.03, 0.1])
 def test_plans_keep_the_limit_when_they_are_measured(planner: Planner, most: float) -> None:
-    found = planner.space.solve(ANY, tight(planner), (most / MARGIN) ** 2)
+    limit = tight(planner)
+    found = within(planner, (most / MARGIN) ** 2).solve(ANY, limit)
 
     assert found is not None
-    assert error_of(found.plan, planner, rows=planner.exact.batch_size) <= most
+    assert error_of(found, planner, rows=planner.exact.batch_size) <= most
 
 
 @pytest.mark.slow
 def test_a_smaller_limit_is_no_faster_and_none_is_exact(planner: Planner) -> None:
     limit = tight(planner)
 
-    found = [planner.space.solve(ANY, limit, most**2) for most in (0.0, 0.003, 0.01, 0.03, 0.1, math.inf)]
+    found = [within(planner, most**2).solve(ANY, limit) for most in (0.0, 0.003, 0.01, 0.03, 0.1, math.inf)]
 
     seconds = [each.seconds for each in found if each is not None]
     assert len(seconds) == len(found)
@@ -130,7 +136,7 @@ def test_a_smaller_limit_is_no_faster_and_none_is_exact(planner: Planner) -> Non
     assert seconds[0] > seconds[-1]
     first = found[0]
     assert first is not None
-    assert first.plan.training().is_exact
+    assert first.training().is_exact
 
 
 @pytest.mark.slow
@@ -147,11 +153,12 @@ def test_changes_without_a_known_error_are_in_no_plan(planner: Planner) -> None:
     fewbit, start = action_of(planner, "fewbit:2"), planner.space.errors
     try:
         planner.space.know(Errors(of_blocks={**start.of_blocks, fewbit: [math.inf] * 4}))
-        found = [planner.space.solve(ANY, share * tight(planner), 1.0) for share in (1.0, 1.2, 1.4)]
+        limit = tight(planner)
+        found = [within(planner, 1.0).solve(ANY, share * limit) for share in (1.0, 1.2, 1.4)]
     finally:
         planner.space.know(start)
 
-    assert all(each is not None and fewbit not in each.plan.actions for each in found)
+    assert all(each is not None and fewbit not in each.actions for each in found)
 
 
 def test_what_was_surveyed_and_dropped_has_an_unknown_error() -> None:
@@ -168,7 +175,7 @@ def test_what_was_surveyed_and_dropped_has_an_unknown_error() -> None:
     assert planner.space.errors.of(Plan()) == 0.0
     assert planner.space.errors.of(surveyed.plan) == planner.space.errors.outside([], fewbit) == math.inf
     assert planner.space.errors.outside(fewbit, frozenset()) == math.inf
-    planner.most_squared_error = 1.0
+    within(planner, 1.0)
     assert planner.fastest(goal) is None
 
 
@@ -180,10 +187,10 @@ def test_models_that_cannot_be_measured_have_exact_plans_only(monkeypatch: pytes
 
     assert planner.space.errors.measured_on == ""
     assert any("fewbit:2" in text for text in planner.space.errors.remarks())
-    found = planner.space.solve(ANY, ANY_NUMBER, planner.most_squared_error)
+    found = planner.space.solve(ANY, ANY_NUMBER)
     assert found is not None
-    assert found.plan.training().is_exact
-    assert planner.space.least(ANY, planner.most_squared_error) is not None
+    assert found.training().is_exact
+    assert planner.space.least(ANY) is not None
 
 
 @pytest.mark.exhaustive
@@ -212,17 +219,17 @@ def test_a_fit_stores_what_it_measured_and_lists_no_plan_over_the_limit(tmp_path
     asked = Asked(max_gradient_error=0.02)
     means = Means(tmp_path, schemes=["fewbit:2", "checkpoint"], budget_seconds=None)
 
-    first = fit(case, asked, means)
+    first = find(case, asked, means)
     assert first.path is not None
     lines = first.path.read_text()
-    again = fit(case, asked, means)
+    again = find(case, asked, means)
 
-    assert (again.counts.whole, again.counts.copies) == (0, 0)
+    assert (again.whole, again.copies) == (0, 0)
     assert first.path.read_text() == lines
     assert '"meter":"cpu"' in lines
     assert any("measured on the CPU" in text for text in again.kept)
-    errors = [each.record.gradient_error for each in again.found.tried]
+    errors = [each.record.gradient_error for each in again.tried]
     assert all(error is not None and MARGIN * error <= 0.02 for error in errors)
-    assert again.found.exact.record.gradient_error == 0
-    without = fit(case, Asked(), means)
-    assert len(without.found.tried) >= len(again.found.tried)
+    assert again.exact.record.gradient_error == 0
+    without = find(case, Asked(), means)
+    assert len(without.tried) >= len(again.tried)

@@ -14,13 +14,11 @@ from actbench.machine import provenance
 from actbench.model.measured import Outcome
 from actbench.model.records import Case, Failure, FailureReason
 from actbench.run.executor import Told
-from actbench.tools.fit.budgets import Budget
-from actbench.tools.fit.choices import choices_for
-from actbench.tools.fit.fitting import Means, fitting
-from actbench.tools.fit.levels import EXACT, LEVELS
-from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.budget import Budget
+from actbench.tools.fit.plan import Plan, candidates_for
 from actbench.tools.fit.planner import Goal, Planner
-from actbench.tools.fit.records import Asked
+from actbench.tools.fit.records import EXACT, LEVELS, Asked
+from actbench.tools.fit.simulations import Means, simulations
 
 SCHEMES = ("checkpoint", "msln", "pure", "lora:4", "accumulate:2")
 LIMIT = 10**12
@@ -52,7 +50,7 @@ def planner(model: str, simulates: object) -> Planner:
         memory_limit_bytes=LIMIT,
         gradient_quality=False,
     )
-    return Planner(case, choices_for(case, {}, names=SCHEMES), simulates)  # type: ignore[arg-type]
+    return Planner(case, candidates_for(case, {}, names=SCHEMES), simulates)  # type: ignore[arg-type]
 
 
 def after(count: int, seen: list[Case]) -> object:
@@ -99,7 +97,7 @@ def test_time_may_end_after_any_simulation() -> None:
 @pytest.mark.parametrize("share", [1.0, 0.6])
 def test_a_machine_too_slow_to_learn_all_still_makes_plans(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("actbench.tools.fit.budgets.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("actbench.tools.fit.budget.time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def slowly(
         cases: Sequence[Case], may_begin: Callable[[], bool], _: Callable[[], bool]
@@ -110,22 +108,22 @@ def test_a_machine_too_slow_to_learn_all_still_makes_plans(share: float, monkeyp
                 yield case, next(outcome for _, outcome in SIMULATED({case: Plan()})), provenance("")
 
     slow = planner("tiny-llama@num_hidden_layers=8", SIMULATED)
-    with fitting("slow", slow.exact, slow.choices, Means(jobs=1, budget_seconds=5)) as made:
-        made.simulates = slowly
-        slow.simulate = made.simulations(slow.exact, Asked())
+    with simulations("slow", slow.exact, slow.candidates, Means(jobs=1, budget_seconds=5)) as made:
+        made.simulator = slowly
+        slow.simulate = made.of(slow.exact, Asked())
         with made.budget.share("changes", share):
             slow.start()
             slow.begin()
         assert clock[0] == int(share * 5) + 1
         slow.answer(round(0.8 * slow.exact_step.need), LEVELS)
 
-    assert any(each.predicted for each in slow.found) == (share < 1)
+    assert any(each.plan.peak > 0 for each in slow.found) == (share < 1)
 
 
 @pytest.mark.slow
 def test_the_budget_ends_a_case_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr("actbench.tools.fit.budgets.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("actbench.tools.fit.budget.time", SimpleNamespace(monotonic=lambda: clock[0]))
 
     def hangs(
         cases: Sequence[Case], may_begin: Callable[[], bool], may_go_on: Callable[[], bool]
@@ -136,9 +134,9 @@ def test_the_budget_ends_a_case_that_hangs(monkeypatch: pytest.MonkeyPatch) -> N
         yield from ()
 
     hung = planner("tiny-llama@num_hidden_layers=8", SIMULATED)
-    with fitting("hung", hung.exact, hung.choices, Means(jobs=1, budget_seconds=80)) as made:
-        made.simulates = hangs
-        hung.simulate = made.simulations(hung.exact, Asked())
+    with simulations("hung", hung.exact, hung.candidates, Means(jobs=1, budget_seconds=80)) as made:
+        made.simulator = hangs
+        hung.simulate = made.of(hung.exact, Asked())
         with pytest.raises(MeasurementError, match="give a larger --budget"):
             hung.start()
 
@@ -170,7 +168,7 @@ def test_a_plan_that_fails_takes_no_other_with_it(reason: FailureReason) -> None
     exact, least = made.space.solve(EXACT, LIMIT), made.space.least(EXACT)
     assert exact is not None
     assert least is not None
-    smallest = made.simulated([least], LIMIT)
+    smallest = made.tried([least], LIMIT)
     assert smallest is not None
     between = Goal(EXACT, (made.exact_step.need + smallest.need) // 2)  # needs, since of so few bytes most are lost
 
@@ -185,7 +183,7 @@ def test_a_plan_that_fails_takes_no_other_with_it(reason: FailureReason) -> None
         assert after_it.peak == least.peak  # nothing was left out
     else:
         assert made.fastest(between) is not None  # by another plan
-        assert any("checkpoint" in choice.name for choice in after_it.plan.choices)
+        assert any("checkpoint" in choice.name for choice in after_it.candidates)
 
 
 @pytest.mark.slow
@@ -204,7 +202,7 @@ def test_a_plan_is_simulated_within_its_smallest_limit_if_that_tells_of_the_larg
 
 def test_what_has_nothing_to_do_in_the_model_is_not_tried_in_other_ways_of_computing() -> None:
     made = planner("tiny-gpt2@n_layer=2", SIMULATED)
-    made.choices = choices_for(made.exact, {}, names=("checkpoint", "lora:4,target=missing", "autocast"))
+    made.candidates = candidates_for(made.exact, {}, names=("checkpoint", "lora:4,target=missing", "autocast"))
 
     made.run()
 
@@ -239,7 +237,7 @@ def test_usual_stacks_are_tried_as_far_as_they_can_be(refused: str) -> None:
                 yield from SIMULATED({case: plan})
 
     made = planner("tiny-llama@num_hidden_layers=2", simulates)
-    made.choices = choices_for(made.exact, {}, names=("checkpoint", "chunked_loss:8", "lora:16", "msln"))
+    made.candidates = candidates_for(made.exact, {}, names=("checkpoint", "chunked_loss:8", "lora:16", "msln"))
     made.start()
 
     made.try_usual()
@@ -253,7 +251,7 @@ def test_usual_stacks_are_tried_as_far_as_they_can_be(refused: str) -> None:
 
 def test_searches_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
-    monkeypatch.setattr("actbench.tools.fit.budgets.time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr("actbench.tools.fit.budget.time", SimpleNamespace(monotonic=lambda: clock[0]))
     budget = Budget(80)
 
     with budget.share("stacks", 0.5):

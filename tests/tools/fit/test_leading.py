@@ -8,14 +8,14 @@ from pathlib import Path
 from actbench.model.records import Case
 from actbench.scheme import build, find_schemes
 from actbench.scheme.composed import parts_in
-from actbench.tools.fit.choices import choices_for
+from actbench.tools.fit.plan import candidates_for
 
 PLANS = Path(__file__).parents[3] / "results" / "plans" / "plans.json"
 STEP = Case(model="tiny-llama", batch_size=256, meter="simulated")
 
 
 def kinds(**settings: object) -> set[str]:
-    return {choice.kind for choice in choices_for(STEP, {}, **settings).all}  # type: ignore[arg-type]
+    return {choice.kind for choice in candidates_for(STEP, {}, **settings).all}  # type: ignore[arg-type]
 
 
 def test_what_committed_plans_are_made_of_is_looked_at() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,10 +13,10 @@ from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.report.store import Store
 from actbench.run import runner
-from actbench.run.progress import Progress
 from actbench.simulator import profiles
-from actbench.tools.fit.ondevice import measure, meter_of
-from actbench.tools.fit.records import Asked, FitRecord, Tried
+from actbench.tools.fit.fit import measured_on, meter_of
+from actbench.tools.fit.records import Asked, FitRecord, PlannedStep
+from actbench.tools.fit.simulations import Means
 
 GIB = 1024**3
 OWN = "gib = 20\ncompute_capability = [8, 9]\nfp32 = 50\nbandwidth = 900\nlink = 30\nlaunch = 2\n"
@@ -88,12 +89,12 @@ def test_the_name_of_ones_own_profile_is_ones_own(card, tmp_path: Path):
         meter_of(own)
 
 
-def tried(base: str, need: int) -> Tried:
+def tried(base: str, need: int) -> PlannedStep:
     """Return a plan that was simulated within 88 bytes, of a fit in 100."""
     case = Case(model="tiny-llama", batch_size=1, scheme="lora:16+checkpoint", memory_limit_bytes=88)
     outcome = Measurement(weights_bytes=1, activation_bytes=0, peak_bytes=need)
     said = {"recorded_at": now(), "asked": Asked(scheme=base, limit_bytes=100), **provenance("actbench fit")}
-    return Tried(FitRecord(recipe="m", case=case, outcome=outcome, **said), outcome, 1.0, 1.0)
+    return PlannedStep(FitRecord(recipe="m", case=case, outcome=outcome, **said), outcome, 1.0, 1.0)
 
 
 def test_a_plan_is_measured_once_with_the_limit_that_was_asked_for_and_serves_every_request(monkeypatch, tmp_path):
@@ -108,7 +109,7 @@ def test_a_plan_is_measured_once_with_the_limit_that_was_asked_for_and_serves_ev
     monkeypatch.setattr(runner, "run_plan", run_plan)
     with Store.opened(tmp_path / "m.fit.jsonl", FitRecord) as store:
         for base in ("exact", "lora:16"):
-            measure([tried(base, 90)], "cpu", store, command="x", timeout_seconds=None, progress=Progress())
+            measured_on("cpu", [tried(base, 90)], SimpleNamespace(store=store, means=Means(command="x")))  # type: ignore[arg-type]
         (record,) = store.records
 
     assert [(case.meter, case.memory_limit_bytes) for case in begun] == [("cpu", 100)]

@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from actbench.tools.fit.paste import lines_for
+from actbench.tools.fit.codegen import lines_for
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,9 @@ from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case
 from actbench.report.advice import needed_bytes
 from actbench.tools.convert.model import conversion_of, convert
-from actbench.tools.fit.levels import ANY, EXACT
 from actbench.tools.fit.plan import Action, Plan
 from actbench.tools.fit.planner import Goal, Planner
-from actbench.tools.fit.records import FitRecord
+from actbench.tools.fit.records import ANY, EXACT, FitRecord
 from actbench.workload import load_workload
 
 TEXT = {"sequence_length": 64}
@@ -149,8 +148,8 @@ def predicted(plan: Plan, planner: Planner) -> tuple[float, float]:
         if each.around == plan.around and not each.rest and set(plan.actions) <= set(each.actions)
     )
     actions = plan.actions or (frozenset(),) * len(planner.space.blocks.paths)
-    solved = setting.solved([setting.actions.index(action) for action in actions])
-    return solved.peak, solved.seconds
+    found = setting.plan([setting.actions.index(action) for action in actions])
+    return found.peak, found.seconds
 
 
 @pytest.mark.sampled(slow=1)
@@ -265,7 +264,7 @@ def test_where_the_allocator_loses_more_with_mixed_plans_one_action_on_some_bloc
     def losing(plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
         for case, outcome in simulate(plans):
             assert isinstance(outcome, Measurement)
-            lost = outcome.peak_bytes // 12 if len(plans[case].choices) > 1 else 0
+            lost = outcome.peak_bytes // 12 if len(plans[case].candidates) > 1 else 0
             yield case, outcome.model_copy(update={"reserved_bytes": outcome.peak_bytes + lost})
 
     planner.simulate = losing
@@ -274,7 +273,7 @@ def test_where_the_allocator_loses_more_with_mixed_plans_one_action_on_some_bloc
     goal = Goal(ANY, round(least.peak + 0.4 * (planner.exact_step.need - least.peak)))
     planner.pursue([goal])
     found, count = planner.fastest(goal), len(planner.outcomes)
-    by_hand = planner.simulated(planner.space.of_some(ANY, goal.limit)[:2], goal.limit)
+    by_hand = planner.tried(planner.space.of_some(ANY, goal.limit)[:2], goal.limit)
 
     assert found is not None
     assert by_hand is not None

@@ -18,20 +18,20 @@ from actbench.model.records import Case, Failure
 from actbench.scheme import build
 from actbench.scheme.facets import Spread
 from actbench.simulator import profiles
-from actbench.tools.fit.fitting import Fitting, Means
-from actbench.tools.fit.growing import LARGEST, Grower, Largest, Search
-from actbench.tools.fit.levels import EXACT
 from actbench.tools.fit.plan import Plan
-from actbench.tools.fit.records import Asked
-from actbench.tools.fit.sharding import ways
+from actbench.tools.fit.questions import LARGEST, Largest, Sizes, largest_size, ways
+from actbench.tools.fit.records import EXACT, Asked, FitRecord
+from actbench.tools.fit.simulations import Means, Simulations
 
 STEP = ("fit", "tiny-llama", "-b", "2", "--sequence-length", "64", "--budget", "600", "--code", "0")
 ON_4090 = (*STEP, "--device-profile", "rtx-4090")
 AMONG = [word for name in ("checkpoint", "chunked_loss:8") for word in ("--scheme", name)]
 
 
-def search(need: Callable[[int], int | None], limit: int) -> tuple[Search, list[int]]:
-    """Return a search among sizes that need bytes; sizes that need None cannot be simulated."""
+def search(
+    need: Callable[[int], int | None], limit: int, start: int
+) -> tuple[int, Mapping[int, tuple[Case, Measurement | Failure]], list[int]]:
+    """Search among sizes that need bytes; sizes that need None cannot be simulated."""
     asked: list[int] = []
 
     def simulate(sizes: Iterable[int]) -> Mapping[int, tuple[Case, Measurement | Failure]]:
@@ -44,7 +44,7 @@ def search(need: Callable[[int], int | None], limit: int) -> tuple[Search, list[
             found[size] = Case(model="x", batch_size=size), refused if needs is None else measured
         return found
 
-    return Search(simulate, limit), asked
+    return *largest_size(simulate, limit, start), asked
 
 
 @given(
@@ -60,26 +60,23 @@ def test_the_largest_size_fits_and_one_more_does_not(start, fixed, each, square,
     def need(size: int) -> int:
         return -(-(fixed + each * size + square * size * size) // step) * step
 
-    found, asked = search(need, limit)
-    largest = found.run(start)
+    largest, known, asked = search(need, limit, start)
 
     assert largest == 0 or need(largest) <= limit
     assert largest == LARGEST or need(largest + 1) > limit
-    assert largest + 1 in found.known or largest == LARGEST
+    assert largest + 1 in known or largest == LARGEST
     assert len(asked) <= 120
 
 
 def test_a_size_that_cannot_be_simulated_is_the_end() -> None:
-    found, _ = search(lambda size: None if size > 512 else size, 10**9)
+    largest, known, _ = search(lambda size: None if size > 512 else size, 10**9, 64)
 
-    assert found.run(64) == 512
-    assert isinstance(found.known[513][1], Failure)
+    assert largest == 512
+    assert isinstance(known[513][1], Failure)
 
 
 def test_a_search_whose_time_is_over_ends() -> None:
-    found = Search(lambda sizes: {}, 10)
-
-    assert found.run(64) == 0
+    assert largest_size(lambda sizes: {}, 10, 64) == (0, {})
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -95,10 +92,12 @@ def simulated(case: Case, **changes: object) -> Measurement:
 
 def test_a_size_that_is_too_slow_does_not_count() -> None:
     case = Case(model="x", batch_size=1)
-    found = Search(lambda sizes: {size: (case, taken(size)) for size in sizes}, 1 << 20, is_up_to_300)
+    largest, known = largest_size(
+        lambda sizes: {size: (case, taken(size)) for size in sizes}, 1 << 20, 64, is_fast=is_up_to_300
+    )
 
-    assert found.run(64) == 300
-    assert 301 in found.known
+    assert largest == 300
+    assert 301 in known
 
 
 def is_up_to_300(size: int, measured: Measurement) -> bool:
@@ -109,10 +108,10 @@ def taken(bytes_held: int, seconds: float = 1.0) -> Measurement:
     return madeup.measured((1, 1, 2, bytes_held), seconds, 0.0, 1 << 20)
 
 
-class Made(Fitting):
+class Made(Simulations):
     """Simulates nothing: recomputed steps hold half as much, and their slowdown grows with the sequence."""
 
-    def simulations(self, case: Case, asked: Asked) -> Any:
+    def of(self, exact: Case, asked: Asked) -> Any:
         def simulate(plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
             for each in plans:
                 size, again = each.sequence_length or 0, "checkpoint" in each.scheme
@@ -121,10 +120,15 @@ class Made(Fitting):
         return simulate
 
 
+class Stored:
+    def find(self, case: Case) -> FitRecord:
+        return madeup.record_of(case.scheme, 1, 1).model_copy(update={"case": case})
+
+
 def grown(limit: int) -> Largest:
     case = Case(model="x", batch_size=1, sequence_length=64, device_profile="rtx-4090", memory_limit_bytes=limit)
-    made = Made(Means(schemes=["checkpoint"]), "x", "exact", store=cast("Any", None), simulates=cast("Any", None))
-    (found,) = Grower(made, case, Asked(exact=True, max_slowdown=1.5), "sequence_length").run([EXACT])
+    made = Made(Means(schemes=["checkpoint"]), "x", "exact", store=cast("Any", Stored()), simulator=cast("Any", None))
+    (found,) = Sizes(made, case, Asked(exact=True, max_slowdown=1.5), "sequence_length").run([EXACT])
     assert found is not None
     return found
 
@@ -132,15 +136,15 @@ def grown(limit: int) -> Largest:
 def test_the_largest_size_is_fast_enough_there() -> None:
     found = grown(900)
 
-    assert (found.size, found.case.scheme) == (500, "checkpoint")
-    assert found.slowdown <= 1.5
+    assert (found.size, found.step.spec) == (500, "checkpoint")
+    assert found.step.slowdown <= 1.5
     assert "times the exact step's time" in found.why_no_more
 
 
 def test_what_is_faster_at_the_largest_size_grows_on() -> None:
     found = grown(10_003)
 
-    assert (found.size, found.case.scheme) == (5_000, "exact")
+    assert (found.size, found.step.spec) == (5_000, "exact")
     assert found.beyond_bytes is not None
     assert found.beyond_bytes > 10_003
 

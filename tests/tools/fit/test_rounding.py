@@ -16,8 +16,7 @@ from actbench.measuring.bench import measure
 from actbench.model.measured import Measurement
 from actbench.model.records import Built, Case
 from actbench.report.advice import needed_bytes
-from actbench.tools.fit.code import INSTEAD, code_for
-from actbench.tools.fit.rounding import BY_CHANCE, NEAREST
+from actbench.tools.fit.codegen import BY_CHANCE, INSTEAD, NEAREST, code_for
 from actbench.units import format_bytes, parse_bytes
 
 LLAMA = {"model": "tiny-llama", "batch_size": 4, "sequence_length": 64, "device_profile": "cpu"}

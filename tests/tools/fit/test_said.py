@@ -12,8 +12,8 @@ from madeup import found, record_of
 import actbench
 from actbench.model.records import Failure
 from actbench.tools.fit.answer import answer, answer_first
+from actbench.tools.fit.codegen import pieces_of
 from actbench.tools.fit.command import RESULTS
-from actbench.tools.fit.pieces import pieces_of
 from actbench.tools.fit.records import Training
 from actbench.tools.fit.tables import fit_tables
 

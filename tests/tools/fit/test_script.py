@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from actbench.errors import UsageError
-from actbench.tools.fit.budgets import BUDGET_SECONDS
-from actbench.tools.fit.fitting import Means
+from actbench.tools.fit.budget import BUDGET_SECONDS
 from actbench.tools.fit.records import FitRecord
+from actbench.tools.fit.simulations import Means
 
 SCRIPT = ("fit", "--script", "train.py --lr 3e-4", "--device-profile", "rtx-4090")
 
@@ -97,7 +97,7 @@ def test_a_script_has_more_time_than_a_model(
         given.append(means.budget_seconds)
         raise UsageError("enough is known")
 
-    monkeypatch.setattr("actbench.tools.fit.fit.fit", find)
+    monkeypatch.setattr("actbench.tools.fit.fit.find", find)
 
     cli.refused(*SCRIPT, *words, naming="enough is known")
     cli.refused("fit", "tiny-llama", "--device-profile", "rtx-4090", "-b", "2", *words, naming="enough is known")

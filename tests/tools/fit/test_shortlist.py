@@ -7,9 +7,8 @@ from typing import Literal
 import pytest
 from madeup import GIB, OTHER_UPDATES, Plan, found, record_of
 
-from actbench.tools.fit.answer import answer as fit_answer
+from actbench.tools.fit.answer import answer as fit_answer, fitted
 from actbench.tools.fit.records import Training
-from actbench.tools.fit.shortlist import fitted
 
 
 def shown(*plans: Plan) -> list[str]:

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from actbench.tools.fit import solver
-from actbench.tools.fit.chain import Chain, Option
-from actbench.tools.fit.solver import least_peak, solve
+from actbench.tools.fit.solver import Chain, Option, least_peak, solve
 
 ACTIONS = 5
 INSTANCES = 200

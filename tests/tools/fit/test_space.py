@@ -13,25 +13,19 @@ from hypothesis import given, strategies as st
 from actbench import scheme as schemes
 from actbench.model.records import Case
 from actbench.scheme.only import compiled
-from actbench.tools.fit.chain import Chain, Option
-from actbench.tools.fit.choice import Choice
-from actbench.tools.fit.costs import Costs
-from actbench.tools.fit.effects import Blocks, Effect, Effects
+from actbench.tools.fit.costs import Blocks, Costs, Effect, Way
 from actbench.tools.fit.errors import Errors
-from actbench.tools.fit.hull import least_seconds, lower_hull, near_hull
-from actbench.tools.fit.levels import ANY, EXACT
-from actbench.tools.fit.plan import Places, Plan, ranges
-from actbench.tools.fit.setting import Setting
-from actbench.tools.fit.solver import solve
-from actbench.tools.fit.space import Space
+from actbench.tools.fit.plan import Candidate, Places, Plan, patterns_of
+from actbench.tools.fit.records import ANY, EXACT
+from actbench.tools.fit.solver import Chain, Option, lower_hull, solve
+from actbench.tools.fit.space import Setting, Space
+from actbench.tools.fit.survey import near_hull
+
+candidate = Candidate.of
 
 
-def choice(spec: str) -> Choice:
-    return Choice(spec, schemes.build(spec))
-
-
-CHECKPOINT, GACT, FEWBIT = (frozenset({choice(spec)}) for spec in ("checkpoint", "gact:L2", "fewbit:2"))
-NOTHING: frozenset[Choice] = frozenset()
+CHECKPOINT, GACT, FEWBIT = (frozenset({candidate(spec)}) for spec in ("checkpoint", "gact:L2", "fewbit:2"))
+NOTHING: frozenset[Candidate] = frozenset()
 EXACT_CASE = Case(model="tiny-llama", batch_size=2, meter="simulated")
 LAYERS = Places(tuple(f"model.layers.{number}" for number in range(12)))
 
@@ -48,22 +42,22 @@ LAYERS = Places(tuple(f"model.layers.{number}" for number in range(12)))
     ],
 )
 def test_numbers_in_a_row_are_a_range(numbers: list[int], expected: str) -> None:
-    assert " ".join(ranges(f"l.{number}" for number in numbers)) == expected
+    assert " ".join(patterns_of(f"l.{number}" for number in numbers)) == expected
 
 
 def test_paths_of_several_lists_and_without_numbers_stay_apart() -> None:
     paths = ["encoder.0.block", "encoder.1.block", "decoder.0.block", "lm_head"]
 
-    assert set(ranges(paths)) == {"lm_head", "encoder.[0-1].block", "decoder.0.block"}
+    assert set(patterns_of(paths)) == {"lm_head", "encoder.[0-1].block", "decoder.0.block"}
 
 
 def test_the_last_number_of_a_path_makes_the_range() -> None:
-    assert ranges(["layer1.0", "layer1.1", "layer2.0"]) == ("layer1.[0-1]", "layer2.0")
+    assert patterns_of(["layer1.0", "layer1.1", "layer2.0"]) == ("layer1.[0-1]", "layer2.0")
 
 
 @given(st.sets(st.integers(0, 130), min_size=1))
 def test_ranges_match_the_paths_that_they_are_of_and_no_others(numbers: set[int]) -> None:
-    found = ranges(f"model.layers.{number}" for number in numbers)
+    found = patterns_of(f"model.layers.{number}" for number in numbers)
 
     patterns = [compiled(pattern) for pattern in found]
     matched = {number for number in range(140) if any(each.fullmatch(f"model.layers.{number}") for each in patterns)}
@@ -71,7 +65,9 @@ def test_ranges_match_the_paths_that_they_are_of_and_no_others(numbers: set[int]
 
 
 def test_a_plan_is_written_with_ranges() -> None:
-    plan = Plan(frozenset({choice("release")}), (CHECKPOINT,) * 5 + (GACT | FEWBIT,) * 2 + (NOTHING,) * 4 + (FEWBIT,))
+    plan = Plan(
+        frozenset({candidate("release")}), (CHECKPOINT,) * 5 + (GACT | FEWBIT,) * 2 + (NOTHING,) * 4 + (FEWBIT,)
+    )
 
     scheme = plan.case(EXACT_CASE, LAYERS).scheme
 
@@ -99,8 +95,8 @@ def test_what_the_exact_step_has_stays_beside_a_plan() -> None:
 
 def test_a_plan_trains_as_its_furthest_part() -> None:
     assert Plan(actions=(CHECKPOINT, NOTHING)).training().is_exact
-    assert Plan(actions=(CHECKPOINT, GACT)).training().gradient == choice("gact:L2").training.gradient
-    assert Plan(frozenset({choice("lora:4")})).training().trained == "adapters"
+    assert Plan(actions=(CHECKPOINT, GACT)).training().gradient == candidate("gact:L2").training().gradient
+    assert Plan(frozenset({candidate("lora:4")})).training().trained == "adapters"
     assert not Plan(actions=(CHECKPOINT, NOTHING)).is_uniform
     assert Plan(actions=(CHECKPOINT, CHECKPOINT)).is_uniform
 
@@ -118,7 +114,7 @@ def test_costs_add_and_differences_are_taken_back() -> None:
     assert (one + two - two).held.tolist() == one.held.tolist()
     assert (one + two).base == 55
     assert (one + two).total_seconds == one.total_seconds + two.total_seconds
-    assert (one.of_blocks() + one.of_rest()).peak == one.peak
+    assert one.of_rest().peak == one.peak - one.held.sum()
     assert one.at([0, 1, 1, 1]).held.tolist() == [1, 2, 2, 2]
 
 
@@ -163,15 +159,15 @@ def test_what_is_near_the_hull_has_all_of_its_corners(given: list[tuple[int, int
 
 @given(st.lists(points, min_size=1, max_size=4), st.integers(0, 200))
 def test_the_linear_bound_is_never_above_the_best_choice(blocks: list[list[tuple[int, int]]], limit: int) -> None:
-    bound = least_seconds([(lower_hull(each), 1) for each in blocks], limit)
+    options = [[Option(held, 0, 0, seconds) for held, seconds in each] for each in blocks]
+    bound = Chain(options, (), 0, 0, [0] * len(blocks), 0, 0, 0.0).bound(limit)
 
     best = math.inf
     for plan in itertools.product(*blocks):
         if sum(held for held, _ in plan) <= limit:
             best = min(best, sum(seconds for _, seconds in plan))
-    assert bound <= best + 1e-9
-    if best == math.inf:
-        assert sum(min(held for held, _ in each) for each in blocks) > limit
+    assert bound <= best
+    assert (bound == math.inf) == (best == math.inf)
 
 
 def a_setting(seed: int) -> Setting:
@@ -194,8 +190,8 @@ def test_no_setting_is_solved_below_its_bound(seed: int) -> None:
     for limit in (20, 40, 60, 90, 130, 200, math.inf):
         plan = solve(setting.chain, limit)
         if plan is not None:
-            assert setting.bound(limit) <= setting.chain.time(plan) + 1e-9
-    assert setting.quickest <= setting.bound(150)
+            assert setting.chain.bound(limit) <= setting.chain.time(plan)
+    assert setting.chain.bound(math.inf) <= setting.chain.bound(150)
 
 
 def space_of(chance: random.Random, blocks: int = 4) -> Space:
@@ -210,11 +206,11 @@ def space_of(chance: random.Random, blocks: int = 4) -> Space:
 
     held = [chance.randint(40, 60) for _ in range(blocks)]
     still = Effect(costs([0] * blocks, [0] * blocks), (True,) * blocks, (False,) * blocks)
-    way = Effects(
+    way = Way(
         NOTHING,
         1,
         costs(held, [10.0] * blocks, base=20, top=5, around_seconds=5),
-        {frozenset({choice("release")}): costs([0] * blocks, [0] * blocks, base=-8, around_seconds=2)},
+        {frozenset({candidate("release")}): costs([0] * blocks, [0] * blocks, base=-8, around_seconds=2)},
         {NOTHING: still, CHECKPOINT: effect(35), FEWBIT: effect(20)},
     )
     paths = tuple(f"model.layers.{number}" for number in range(blocks))
@@ -226,29 +222,29 @@ def space_of(chance: random.Random, blocks: int = 4) -> Space:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_answer_is_the_fastest_of_all_plans_of_all_settings(seed: int) -> None:
     space = space_of(random.Random(seed))
-    space.know(Errors(of_blocks={FEWBIT: [1.0, 2.0, 3.0, 4.0]}))
 
     for limit, level, most in itertools.product((100, 140, 180, 220), (EXACT, ANY), (math.inf, 4.0)):
+        space.know(Errors(of_blocks={FEWBIT: [1.0, 2.0, 3.0, 4.0]}), most)
         every = [
-            setting.solved(indices)
+            setting.plan(indices)
             for setting in space.settings(level)
             for indices in itertools.product(range(len(setting.actions)), repeat=4)
         ]
-        within = [each for each in every if each.peak <= limit and space.errors.of(each.plan) <= most]
-        found = space.solve(level, limit, most)
+        within = [each for each in every if each.peak <= limit and space.errors.of(each) <= most]
+        found = space.solve(level, limit)
 
         assert (found is None) == (not within)
         if found is not None:
             assert found.seconds == pytest.approx(min(each.seconds for each in within))
             assert found.peak <= limit
-        uniform = space.uniform(level, limit, most)
+        uniform = space.uniform(level, limit)
         if uniform is not None:
             assert found is not None
-            assert uniform.plan.is_uniform
+            assert uniform.is_uniform
             assert found.seconds <= uniform.seconds
-        least = space.least(level, most)
+        least = space.least(level)
         assert least is not None
-        right = [each for each in every if space.errors.of(each.plan) <= most]
+        right = [each for each in every if space.errors.of(each) <= most]
         assert least.peak == min(each.peak for each in right)
 
 

@@ -16,9 +16,10 @@ from actbench.model.context import CONTEXT_BYTES
 from actbench.model.records import Case
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
-from actbench.tools.fit.cards import Cards
-from actbench.tools.fit.fitting import checked
 from actbench.tools.fit.planner import Goal
+from actbench.tools.fit.questions import for_card
+from actbench.tools.fit.records import EXACT
+from actbench.tools.fit.simulations import checked
 from actbench.units import MIB
 
 
@@ -60,8 +61,7 @@ def test_a_card_takes_only_plans_that_leave_room_for_its_context() -> None:
             return []
 
     card = profiles.get("rtx-4060")
-    made: Any = None
-    assert Cards(made, made, made)._candidates(card, Planner(), made) == []  # type: ignore[arg-type]
+    assert for_card(card, Planner(), EXACT) == []  # type: ignore[arg-type]
     assert asked == [card.memory_bytes - CONTEXT_BYTES]
 
 

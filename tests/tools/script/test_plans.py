@@ -15,10 +15,9 @@ from actbench.model.records import Case
 from actbench.model.scripts import Script
 from actbench.report.advice import needed_bytes
 from actbench.tools.fit import bench as modelbench
-from actbench.tools.fit.choices import choices_for
-from actbench.tools.fit.levels import ANY, EXACT
-from actbench.tools.fit.plan import Plan
+from actbench.tools.fit.plan import Plan, candidates_for
 from actbench.tools.fit.planner import Goal, Planner
+from actbench.tools.fit.records import ANY, EXACT
 from actbench.tools.script import bench, planbench
 
 HERE = Path(__file__).parent
@@ -117,7 +116,7 @@ def simulate(plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
 
 def planner_of(case: Case, schemes: tuple[str, ...] = SCHEMES) -> Planner:
     changes = planbench.CHANGES if case.script else None
-    planner = Planner(case, choices_for(case, {}, names=schemes, changes=changes), simulate)
+    planner = Planner(case, candidates_for(case, {}, names=schemes, changes=changes), simulate)
     planner.run()
     return planner
 
@@ -224,7 +223,7 @@ def test_micro_batches_of_a_script_all_take_the_time_of_a_plan(tmp_path: Path) -
     assert least is not None
     assert any(least.plan.actions)
 
-    found = planner.simulated([least], ANY_NUMBER)
+    found = planner.tried([least], ANY_NUMBER)
 
     assert found is not None
     assert found.seconds == pytest.approx(least.seconds, rel=0.01)

@@ -1,12 +1,208 @@
-"""The answer of a fit in a few sentences: whether the model fits unchanged, and the fastest plans."""
+"""The answer of a fit: which plans are worth showing, and what is said of them in a few sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Final
 
-from actbench.tools.fit.records import Tried
-from actbench.tools.fit.shortlist import Fitted
-from actbench.units import format_bytes
+from actbench.errors import shortened
+from actbench.model.contents import Content, content_of
+from actbench.model.gradient import GRADIENTS
+from actbench.model.measured import Measurement
+from actbench.model.records import Case, Failure
+from actbench.model.spec import parse_spec
+from actbench.tools.fit.records import MARGIN, FitRecord, PlannedStep, step_seconds_of, to_nine_digits
+from actbench.units import counted, format_bytes
+
+_ALIKE = 0.02  # share of a step's time; the errors of estimates are larger
+_MANY_TIMES = 2  # from which on a ratio is told as such, not in percent
+_NAMED = 8  # schemes that crashed; more are counted
+
+USUAL: Final = (
+    ("lora:16", "checkpoint", "chunked_loss:8"),
+    ("qlora:16", "checkpoint", "chunked_loss:8"),
+    ("checkpoint", "chunked_loss:8", "adam8bit:torchao"),
+    ("lora:16", "checkpoint"),
+    ("checkpoint", "adam8bit:torchao"),
+    ("checkpoint",),
+)
+"""The schemes of each, those first that need least: on a slow machine the time may end before the others."""
+
+_KNOWN: Final = frozenset(map(frozenset, USUAL))
+
+
+def is_usual(spec: str, base: str) -> bool:
+    """Whether a plan is a usual stack, with or without ``base``, which every plan has."""
+    return frozenset(map(str, parse_spec(spec))) - set(map(str, parse_spec(base))) in _KNOWN
+
+
+@dataclass(frozen=True, repr=False)
+class Fitted:
+    """All plans that were simulated for one exact step.
+
+    Attributes:
+        exact: The exact step.
+        tried: The plans, the exact step among them, the fastest first.
+        on_device: Records measured on a device, with failures.
+    """
+
+    exact: PlannedStep
+    tried: tuple[PlannedStep, ...]
+    on_device: tuple[FitRecord, ...] = ()
+
+    @property
+    def case(self) -> Case:
+        """The case of the exact step."""
+        return self.exact.record.case
+
+    @property
+    def max_slowdown(self) -> float:
+        """The largest slowdown of the last request."""
+        return self.exact.record.asked.max_slowdown
+
+    @property
+    def limit_bytes(self) -> int:
+        """Memory that a step may use."""
+        return self.exact.record.asked.limit_bytes or self.exact.measurement.memory_limit_bytes or 0
+
+    @property
+    def least(self) -> PlannedStep:
+        """What needs least of all that was simulated."""
+        return min(self.tried, key=lambda each: each.need_bytes)
+
+    def has_room_for(self, tried: PlannedStep) -> bool:
+        """Whether a plan needs no more than the limit."""
+        return tried.need_bytes <= self.limit_bytes
+
+    def nearest(self, *, adapters: bool = False) -> list[PlannedStep]:
+        """Return three plans to show where none fits and is fast enough.
+
+        These are the fastest of those that fit, or else those that need least.
+        """
+        alike = self._alike(adapters)
+        return ([*filter(self.has_room_for, alike)] or sorted(alike, key=lambda each: each.need_bytes))[:3]
+
+    def _alike(self, adapters: bool) -> list[PlannedStep]:
+        if adapters and self.exact.training.trained == "adapters":
+            return []  # all plans train them
+        trained = "adapters" if adapters else self.exact.training.trained
+        return [each for each in self.tried if each.training.trained == trained]
+
+    def shortlist(self, *, adapters: bool = False) -> list[PlannedStep]:
+        """Return the rows of a shortlist: the fastest plan that fits for each way of training.
+
+        A plan that trains further from the exact step is left out unless it is faster by more than estimates may be
+        off.
+        """
+        kept: list[PlannedStep] = []
+        fitting = [
+            each for each in self._alike(adapters) if self.has_room_for(each) and each.slowdown <= self.max_slowdown
+        ]
+        nearer = {
+            id(one): sum(two.training != one.training and two.training.is_as_near(one.training) for two in fitting)
+            for one in fitting
+        }
+        for each in sorted(fitting, key=lambda each: (nearer[id(each)], each.seconds)):
+            near = [other for other in kept if other.training.is_as_near(each.training)]
+            if not any(
+                other.seconds <= (1 + _ALIKE * (other.training != each.training)) * each.seconds for other in near
+            ):
+                kept.append(each)
+        return [each for each in fitting if each in kept]
+
+    @property
+    def has_shortlist(self) -> bool:
+        """Whether some plan fits and is fast enough, with adapters or without."""
+        return bool(self.shortlist() or self.shortlist(adapters=True))
+
+    def listed(self) -> list[PlannedStep]:
+        """Return the rows of a table: both shortlists, or else what is nearest to them."""
+        rows = self.shortlist if self.has_shortlist else self.nearest
+        return [*rows(), *rows(adapters=True)]
+
+    def usual(self) -> list[PlannedStep]:
+        """Return the usual stacks that were simulated, and the exact step, the fastest first."""
+        base = self.exact.record.asked.scheme
+        alike = (each for each in self.tried if each.optimizer == self.exact.optimizer)
+        return [each for each in alike if each is self.exact or is_usual(each.spec, base)]
+
+    def uniform(self, *, exact: bool) -> PlannedStep | None:
+        """Return the fastest plan that fits and does the same with all blocks, of exact or of any gradients."""
+        return next(
+            (each for each in self._comparable(exact=exact) if each.is_uniform and self.has_room_for(each)), None
+        )
+
+    def frontier(self, *, exact: bool = True) -> list[PlannedStep]:
+        """Return the plans that no other undercuts in both bytes and time, the fastest first.
+
+        Args:
+            exact: Whether gradients must be exact; updates, precision and trained parameters are those of the exact
+                step in any case.
+        """
+        front: list[PlannedStep] = []
+        for each in self._comparable(exact=exact):
+            if not front or each.need_bytes < front[-1].need_bytes:
+                front.append(each)
+        return front
+
+    def _comparable(self, *, exact: bool) -> list[PlannedStep]:
+        """Return the plans with the exact step's parameters, updates and precision, the fastest first."""
+        furthest = self.exact.training.model_copy(update={} if exact else {"gradient": GRADIENTS[-1]})
+        return [each for each in self.tried if each.training.is_as_near(furthest)]
+
+
+def fitted(records: Iterable[FitRecord]) -> list[Fitted]:
+    """Return the simulated plans of each exact step in the records."""
+    groups: dict[tuple[Case, Content], list[FitRecord]] = {}
+    exact: dict[tuple[Case, Content], FitRecord] = {}
+    of_plans = (record for record in records if not record.of_copy)
+    for record in chain.from_iterable(each.of_requests() for each in of_plans):
+        asked = record.asked
+        limit = asked.limit_bytes or record.case.memory_limit_bytes
+        of_exact = {"scheme": asked.scheme, "optimizer": asked.optimizer, "memory_limit_bytes": limit}
+        what = record.case.model_copy(update={"meter": "simulated", **of_exact}), content_of(record)
+        groups.setdefault(what, []).append(record)
+        if record.case == what[0]:
+            exact[what] = record
+    return [found for what, group in groups.items() if what in exact and (found := _fitted(exact[what], group))]
+
+
+def _fitted(exact: FitRecord, records: Sequence[FitRecord]) -> Fitted | None:
+    seconds = step_seconds_of(exact.outcome)
+    if seconds is None or not isinstance(exact.outcome, Measurement):
+        return None
+    on_device = tuple(record for record in records if record.case.meter != "simulated")
+    read = exact.outcome.blocks
+    blocks = tuple(block.path for block in read.blocks) if read else ()
+    least: dict[Case, PlannedStep] = {}  # a plan that was simulated for several budgets needs least with the smallest
+    most = exact.asked.max_gradient_error
+    for record in records:
+        error = 0.0 if most is None or record.case == exact.case else record.gradient_error
+        time = step_seconds_of(record.outcome) if error is not None and MARGIN * error <= (most or 0.0) else None
+        if isinstance(record.outcome, Measurement) and time is not None:
+            asked = record.model_copy(update={"asked": exact.asked})  # the last request may not have tried it again
+            tried, plan = PlannedStep(asked, record.outcome, time, seconds, blocks), without_limit(record.case)
+            if plan not in least or _excess(tried) < _excess(least[plan]):
+                least[plan] = tried
+    in_order = tuple(sorted(least.values(), key=lambda each: (to_nine_digits(each.seconds), each.need_bytes)))
+    return Fitted(least[without_limit(exact.case)], in_order, on_device)
+
+
+def _excess(tried: PlannedStep) -> tuple[bool, int]:
+    """Return whether a plan needed more than its simulation allowed, and its need."""
+    limit = tried.record.case.memory_limit_bytes
+    return limit is not None and tried.need_bytes > limit, tried.need_bytes
+
+
+def without_limit(case: Case) -> Case:
+    """Return a case without a memory limit: a plan is the same at all budgets."""
+    return case.model_copy(update={"memory_limit_bytes": None})
+
+
+# -- sentences -------------------------------------------------------------------------------------------------------
 
 
 def answer(found: Fitted) -> tuple[str, ...]:
@@ -14,69 +210,53 @@ def answer(found: Fitted) -> tuple[str, ...]:
 
     If nothing does, the sentence is about what comes nearest.
     """
-    return (*_unchanged(found), *(_told(each, found) for each in _plans_of_answer(found))) or _nearest(found)
+    base, sentences = found.exact.record.asked.scheme, []
+    if found.has_room_for(found.exact):
+        what = "unchanged" if base == "exact" else f"with {base} alone"
+        sentences = [f"It fits {what}: {_memory(found.exact, found)}."]
+    return (*sentences, *(_sentence(each, found) for each in _plans_of_answer(found))) or _nearest(found)
 
 
-def answer_first(found: Fitted) -> list[Tried]:
+def answer_first(found: Fitted) -> list[PlannedStep]:
     """Return the plans of both shortlists, each once: those that the answer names, and then the others."""
-    return _each_once([*_plans_of_answer(found), *found.shortlist(), *found.shortlist(adapters=True)])
+    return each_once([*_plans_of_answer(found), *found.shortlist(), *found.shortlist(adapters=True)])
 
 
-def numbered(found: Fitted) -> list[Tried]:
+def numbered(found: Fitted) -> list[PlannedStep]:
     """Return all plans in tables by their numbers: first those of the answer. What changes nothing has no number."""
-    shown = _each_once([*(answer_first(found) or _fitting(found)), *found.listed()])
-    return [each for each in shown if not each.is_unchanged]
+    first = answer_first(found) or [each for each in found.tried if found.has_room_for(each)][:1]
+    return [each for each in each_once([*first, *found.listed()]) if not each.is_unchanged]
 
 
-def _plans_of_answer(found: Fitted) -> list[Tried]:
+def _plans_of_answer(found: Fitted) -> list[PlannedStep]:
     """Return the plans that an answer names, in its order; each is in a table below it. The exact step is left out."""
     shown, adapted = found.shortlist(), found.shortlist(adapters=True)
     if not shown and not adapted:
         return []
-    chosen = [_nearest_to_exact(shown or adapted), *shown[:1]]
-    chosen += [each for each in adapted[:1] if not shown or each.seconds < shown[0].seconds]
-    return [each for each in _each_once(chosen) if each is not found.exact]
-
-
-def _unchanged(found: Fitted) -> Sequence[str]:
-    """Return the sentence that what the user named fits as it is; none if it does not."""
-    base = found.exact.record.asked.scheme
-    what = "unchanged" if base == "exact" else f"with {base} alone"
-    return [f"It fits {what}: {_memory(found.exact, found)}."] if found.fits(found.exact) else []
-
-
-def _nearest_to_exact(plans: Sequence[Tried]) -> Tried:
-    """Return the fastest plan that trains as the exact step does, or else with its gradients, or else at all."""
+    plans = shown or adapted
     exact = [each for each in plans if each.training.is_exact]
-    same = [each for each in plans if each.training.gradient == "exact"]
-    return (*exact, *same, *plans)[0]
+    same = [each for each in plans if each.gradient == "exact"]
+    chosen = [(*exact, *same, *plans)[0], *shown[:1]]
+    chosen += [each for each in adapted[:1] if not shown or each.seconds < shown[0].seconds]
+    return [each for each in each_once(chosen) if each is not found.exact]
 
 
-def _each_once(plans: Iterable[Tried]) -> list[Tried]:
+def each_once(plans: Iterable[PlannedStep]) -> list[PlannedStep]:
+    """Return plans in order, each once."""
     return list({id(each): each for each in plans}.values())
 
 
-def _told(tried: Tried, found: Fitted) -> str:
-    training = tried.training
+def _sentence(plan: PlannedStep, found: Fitted) -> str:
+    training = plan.training
     other = [what for what in ("updates", "precision") if getattr(training, what) == "other"]
     has = " and ".join([f"{training.gradient} gradients", *([f"other {' and '.join(other)}"] if other else [])])
     trains = f"trains adapters with {has}" if training.trained == "adapters" else f"has {has}"
-    number = 1 + [id(each) for each in numbered(found)].index(id(tried))
-    return (
-        f"Plan {number} needs {_memory(tried, found)} and {_time(tried.slowdown)} (estimated), and {trains}: "
-        f"{tried.words}."
-    )
-
-
-def _time(ratio: float) -> str:
-    """Return a time in comparison with another: ``15 % more time``."""
-    percent = round(100 * (ratio - 1))
-    if ratio >= _MANY_TIMES:
-        return f"{times(ratio)} the time"
-    return f"{abs(percent)} % {'more' if percent > 0 else 'less'} time" if percent else "the same time"
-
-
-_MANY_TIMES = 2  # from which on a ratio is told as such, not in percent
+    number = 1 + [id(each) for each in numbered(found)].index(id(plan))
+    percent = round(100 * (plan.slowdown - 1))
+    time = f"{abs(percent)} % {'more' if percent > 0 else 'less'} time" if percent else "the same time"
+    if plan.slowdown >= _MANY_TIMES:
+        time = f"{times(plan.slowdown)} the time"
+    return f"Plan {number} needs {_memory(plan, found)} and {time} (estimated), and {trains}: {plan.words}."
 
 
 def times(ratio: float) -> str:
@@ -84,50 +264,52 @@ def times(ratio: float) -> str:
     return "twice" if ratio == _MANY_TIMES else f"{ratio:.3g} times"
 
 
-def _memory(tried: Tried, found: Fitted) -> str:
-    return f"{format_bytes(tried.need_bytes)} of {format_bytes(found.limit_bytes)}"
-
-
-def _fitting(found: Fitted) -> list[Tried]:
-    """Return the fastest plan that fits, however slow it is; none if none fits."""
-    return [each for each in found.tried if found.fits(each)][:1]
+def _memory(plan: PlannedStep, found: Fitted) -> str:
+    return f"{format_bytes(plan.need_bytes)} of {format_bytes(found.limit_bytes)}"
 
 
 def _nearest(found: Fitted) -> tuple[str, ...]:
-    for fastest in _fitting(found):
-        return f"Nothing fits within {times(found.max_slowdown)} the exact step's time.", _told(fastest, found)
+    for fastest in (each for each in found.tried if found.has_room_for(each)):
+        return f"Nothing fits within {times(found.max_slowdown)} the exact step's time.", _sentence(fastest, found)
     least, limit = found.least, format_bytes(found.limit_bytes)
     needs = f"{least.words} needs least of them, {format_bytes(least.need_bytes)}"
     return (f"No plan that was simulated fits in {limit}; {needs}.",)
 
 
 def impossible(
-    fitted: Fitted, *, cut_short: str, knows_least: bool, least_profile: str | None, has_more: bool
+    found: Fitted, *, cut_short: str, knows_least: bool, least_profile: str | None, has_more: bool
 ) -> tuple[str, ...]:
     """Return the sentences of a fit without a result: the least need, and what to change.
 
-    The arguments are those of :class:`actbench.tools.fit.fit.Fit`.
+    The arguments are those of :class:`actbench.tools.fit.fit.FitResult`.
     """
     if cut_short:
-        *_, nearest = _nearest(fitted)
-        return f"Nothing found yet within {times(fitted.max_slowdown)} the exact step's time. {cut_short}", nearest
-    if not knows_least or _fitting(fitted):
-        return _nearest(fitted)
-    least, limit = fitted.least, fitted.limit_bytes
-    remedies = [_smaller(least, limit)]
-    card = f"--device-profile {least_profile}, the smallest card that would do"
-    remedies += [card] if least_profile else []
+        *_, nearest = _nearest(found)
+        return f"Nothing found yet within {times(found.max_slowdown)} the exact step's time. {cut_short}", nearest
+    if not knows_least or any(map(found.has_room_for, found.tried)):
+        return _nearest(found)
+    least, limit, parts = found.least, found.limit_bytes, found.least.measurement.peak_parts
+    of_model = parts.weights_bytes + parts.gradients_bytes + parts.optimizer_bytes if parts else 0
+    remedies = ["take a smaller --batch-size or shorter samples"]
+    if of_model > limit:  # the model fills the memory by itself
+        alone = f"weights, gradients and optimizer state alone are {format_bytes(of_model)} of that"
+        remedies = [f"{alone}: take a smaller model or type"]
+    remedies += [f"--device-profile {least_profile}, the smallest card that would do"] if least_profile else []
     remedies += ["a larger --memory-limit"] if has_more else []
     remedies += ["leave out --exact"] if least.record.asked.exact else []
     needs = f"the least that is possible, {least.words}, needs {format_bytes(least.need_bytes)}"
     return (f"Nothing fits in {format_bytes(limit)}: {needs}; {', or '.join(remedies)}.",)
 
 
-def _smaller(least: Tried, limit: int) -> str:
-    """Return what to make smaller: the model, if it fills the memory by itself, or else the batch."""
-    parts = least.measured.peak_parts
-    of_model = parts.weights_bytes + parts.gradients_bytes + parts.optimizer_bytes if parts else 0
-    if of_model <= limit:
-        return "take a smaller --batch-size or shorter samples"
-    alone = f"weights, gradients and optimizer state alone are {format_bytes(of_model)} of that"
-    return f"{alone}: take a smaller model or type"
+def about_crashed(crashed: Mapping[Case, Failure], path: Path | None) -> tuple[str, ...]:
+    """Return the line that says which simulations crashed, and why the first did; none if none crashed."""
+    if not crashed:
+        return ()
+    why = next(iter(crashed.values())).message.strip().partition("\n")[0]  # what torch adds fills pages
+    see = f"; see {path}" if path is not None else ""
+    whose = "your script" if next(iter(crashed)).script is not None else "your model"
+    kinds = dict.fromkeys("+".join(part.name for part in parse_spec(case.scheme)) for case in crashed)
+    more = f" and {len(kinds) - _NAMED} more" if len(kinds) > _NAMED else ""
+    count, names = counted(len(crashed), "simulation"), ", ".join([*kinds][:_NAMED])
+    said = f"{count} crashed, a fault of actbench and not of {whose}, so plans may be missing: {names}{more}"
+    return (f"{said}. The first: {shortened(why).rstrip('.')}{see}",)

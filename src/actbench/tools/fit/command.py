@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, get_args
 
 from actbench.cli import completions
-from actbench.cli.app import Exit, argument, command, count_option, named, option, seconds_option
+from actbench.cli.app import Exit, argument, command, count_option, named, one_of, option, seconds_option
 from actbench.cli.clusters import ClusterFlags
-from actbench.cli.flags import MODELS, OutputOption, TimeoutOption, expanded
+from actbench.cli.flags import MODELS, OutputOption, StepFlags, TimeoutOption, device_option, expanded
 from actbench.cli.givenschemes import checked_schemes, schemes_from
 from actbench.cli.printing import (
     ExportFlags,
@@ -22,18 +23,203 @@ from actbench.cli.printing import (
     remark,
     show,
 )
-from actbench.model.declared import check_scheme
-from actbench.tools.fit.asking import QuestionFlags
-from actbench.tools.fit.budgets import BUDGET_SECONDS, LONG_BUDGET_SECONDS
-from actbench.tools.fit.stepflags import FitFlags
+from actbench.errors import UsageError
+from actbench.model.declared import check_model, check_scheme
+from actbench.model.records import Case, Optimizer
+from actbench.model.scripts import Script
+from actbench.tools.fit.budget import BUDGET_SECONDS, LONG_BUDGET_SECONDS
+from actbench.units import MOST_PROCESSES, parse_bytes
 
 if TYPE_CHECKING:
-    from actbench.tools.fit.fit import Fit
-    from actbench.tools.fit.questions import Answer
-    from actbench.tools.fit.stored import Shown
+    from actbench.tools.fit.cache import Shown
+    from actbench.tools.fit.records import Asked
+    from actbench.tools.fit.simulations import Means
 
 RESULTS: Final = Path("fit-results")
 """Where simulations are stored by default: in a folder of their own, since a clone of actbench tracks ``results``."""
+
+ROWS: Final = 8
+"""Rows of a batch by default."""
+
+
+def _optimizer(text: str) -> str:
+    return one_of(text, get_args(Optimizer))
+
+
+@dataclass(frozen=True)
+class FitFlags(StepFlags):
+    """Flags: what must fit, and on which card."""
+
+    device_profile: Annotated[
+        str | None,
+        device_option(
+            "The card, such as rtx-4090: a name that actbench devices lists with times, or a .toml file.",
+            show_default=False,
+        ),
+    ] = None
+    batch_size: Annotated[
+        int | None,
+        count_option(
+            "--batch-size -b",
+            f"Rows of the batch of a step (default {ROWS}; a script's own).",
+            metavar="ROWS",
+            show_default=False,
+        ),
+    ] = None
+    memory_limit: Annotated[
+        str | None,
+        option(
+            "--memory-limit",
+            "Memory that a step may use, such as 20GiB, taken as given (default: the card's without 0.5 GiB for its "
+            "CUDA context).",
+            metavar="SIZE",
+        ),
+    ] = None
+    optimizer: Annotated[
+        list[str] | None,
+        option(
+            "--optimizer",
+            "As for measure; fit replaces it only with another implementation of the same optimizer. Repeat to name "
+            "optimizers that may replace the first.",
+            metavar="NAME",
+            parser=_optimizer,
+            autocompletion=completions.optimizers,
+            show_default=False,
+        ),
+    ] = None
+    script: Annotated[
+        str | None,
+        option(
+            "--script",
+            "Plan for a training script, in place of MODEL: as python takes it, with its arguments, in quotes. Its own "
+            "lines set batch, types and optimizer.",
+            only_typed=True,
+            metavar='"FILE.py ARGS"',
+            parser=named,
+            show_default=False,
+        ),
+    ] = None
+
+    def case(self, model: str | None, *, elsewhere: bool = False) -> Case:
+        """Return the case of the exact step; ``elsewhere`` is that of :func:`check_model`.
+
+        Raises:
+            UsageError: A flag is wrong, or none says what has to fit.
+            ModelError: There is no such model.
+        """
+        limit = {} if self.memory_limit is None else {"memory_limit_bytes": parse_bytes(self.memory_limit)}
+        if self.script is not None:
+            seed = {} if self.seed is None else {"seed": self.seed}
+            return Case(
+                model=(script := self._script(self.script)).text,
+                script=script,
+                batch_size=self.batch_size or 1,
+                device_profile=self.device_profile,
+                gradient_quality=False,
+                **limit,
+                **seed,
+            )
+        if model is None:
+            raise UsageError("name the MODEL that is to fit, such as llama-3.2-1b, or a training script by --script")
+        check_model(model, elsewhere=elsewhere)
+        given = {"batch_size": ROWS, **self.given(set(Case.model_fields) - {"optimizer", "script"})}
+        return Case(**{**given, **limit, "model": model, "optimizer": self._optimizers[0]})
+
+    def _script(self, text: str) -> Script:
+        try:
+            words = shlex.split(text)
+        except ValueError as error:
+            raise UsageError(f"--script {text}: {error}".lower()) from None
+        is_module = words[0] == "-m"
+        target, *arguments = words[is_module:] or [""]
+        if not target:
+            raise UsageError(f"--script {text}: name the module behind -m")
+        return Script(target=target, is_module=is_module, arguments=tuple(arguments), batch_size=self.batch_size)
+
+    def asked(self, **more: Any) -> Asked:
+        """Return the request, with ``more`` of its fields."""
+        from actbench.tools.fit.records import Asked
+
+        optimizer, others = self._optimizers
+        return Asked(optimizer=optimizer, others=others, **more)
+
+    @property
+    def _optimizers(self) -> tuple[str | None, tuple[str, ...]]:
+        """The optimizer of the exact step, and those that may replace it."""
+        chosen = self.optimizer or []
+        return (chosen[0], tuple(chosen[1:])) if chosen else (None, ())
+
+
+def _processes(text: str) -> int:
+    try:
+        found = int(text)
+    except ValueError:
+        found = 0
+    if not 2 <= found <= MOST_PROCESSES:
+        raise UsageError(f"--processes {text}: give a whole number from 2 to {MOST_PROCESSES}")
+    return found
+
+
+@dataclass(frozen=True)
+class QuestionFlags:
+    """Flags: what is asked of a model and a card."""
+
+    longest_sequence: Annotated[
+        bool,
+        option(
+            "--longest-sequence",
+            "Find the longest sequence with which a step fits, for each way of training; one token more is simulated, "
+            "too.",
+        ),
+    ] = False
+    largest_batch: Annotated[
+        bool,
+        option(
+            "--largest-batch",
+            "Find the largest batch that fits in one pass, without micro-batches; one row more is simulated, too.",
+        ),
+    ] = False
+    which_card: Annotated[
+        bool,
+        option("--which-card", "List the cards on which a step fits, the smallest first, and how fast it is there."),
+    ] = False
+
+    processes: Annotated[
+        list[int] | None,
+        option(
+            "--processes",
+            "Train on N processes with a card each, by the fastest of fsdp, zero1, ddp, tp, and tp combined with one "
+            "of these; the batch size is that of one process. Repeat to find the smallest N that fits.",
+            metavar="N",
+            parser=_processes,
+            show_default=False,
+        ),
+    ] = None
+
+    @property
+    def asks(self) -> bool:
+        """Whether anything is asked but which plan is fastest."""
+        return self.longest_sequence or self.largest_batch or self.which_card or bool(self.processes)
+
+    def check(self, device_profile: str | None) -> None:
+        """Raise a UsageError if no card is named and none is looked for."""
+        if device_profile is None and not self.which_card:
+            raise UsageError(
+                "--device-profile: name the card that the step is to fit on, such as rtx-4090; 'actbench devices' "
+                "lists them, and --which-card finds one"
+            )
+
+    def answer(self, case: Case, asked: Asked, means: Means, show_code: int) -> Shown | None:
+        """Return the answer; None if nothing is asked but which plan is fastest."""
+        from actbench.tools.fit import questions
+
+        if self.longest_sequence:
+            return questions.largest(case, "sequence_length", asked, means, show_code)
+        if self.largest_batch:
+            return questions.largest(case, "batch_size", asked, means, show_code)
+        if self.processes:
+            return questions.over_processes(case, self.processes, asked, means, show_code)
+        return questions.which_card(case, asked, means, show_code) if self.which_card else None
 
 
 @command(
@@ -160,7 +346,7 @@ def fit(
     seconds = budget or (LONG_BUDGET_SECONDS if case.script is not None or questions.asks else BUDGET_SECONDS)
     asked = flags.asked(max_slowdown=max_slowdown, exact=exact, max_gradient_error=max_gradient_error)
 
-    from actbench.tools.fit.stored import Question
+    from actbench.tools.fit.cache import CachedAnswer
 
     flags_of_answer = {
         "asked": asked.model_dump(mode="json"),
@@ -168,8 +354,8 @@ def fit(
         "on": [nodes.cluster, timeout],
         "shows": [measure, show_code, progress.verbose],
     }
-    question = Question(case, [base, *(among or [])], flags_of_answer, output or RESULTS)
-    if (shown := question.stored()) is not None:
+    cached = CachedAnswer(case, [base, *(among or [])], flags_of_answer, output or RESULTS)
+    if (shown := cached.read()) is not None:
         _show(shown, exports)
         return
 
@@ -181,64 +367,23 @@ def fit(
     kept = "; what was simulated is stored, and the same command goes on from there"
     with server or nullcontext(), progress_shown(kept, progress) as told:
         from actbench.run.local import ThisMachine
-        from actbench.tools.fit.fit import fit as find
-        from actbench.tools.fit.fitting import Means
-        from actbench.tools.fit.given import alone, of_all
+        from actbench.tools.fit.fit import find
+        from actbench.tools.fit.plan import base_of, singles_of
+        from actbench.tools.fit.simulations import Means
 
         machines = elsewhere or ThisMachine(server=server)
-        case = case.model_copy(update={"scheme": of_all(base)})
+        with schemes_from("--base"):
+            case = case.model_copy(update={"scheme": base_of(base)})
         with schemes_from("--scheme"):
-            schemes = alone(among)
+            schemes = None if among is None else singles_of(among)
         if case.script is not None:
             scripts.check(case.script, [("--base", case.scheme), *(("--scheme", spec) for spec in schemes or ())])
         means = Means(output, command_line(), schemes, jobs, seconds, timeout, told, machines)
-        answer = questions.answer(case, asked, means)
-        if answer is None:
-            found = find(case, asked, means, measure=measure)
-    if answer is not None:
-        shown, path, is_whole = _answered(answer, show_code), answer.path, answer.is_whole
-    else:
-        shown, path = _found(found, show_code, verbose=progress.verbose), found.path
-        is_whole = not (found.cut_short or found.crashed)
-    if is_whole and path is not None:
-        question.keep(shown, path)
+        shown = questions.answer(case, asked, means, show_code)
+        if shown is None:
+            shown = find(case, asked, means, measure=measure).shown(show_code, verbose=progress.verbose)
+    cached.write(shown)
     _show(shown, exports)
-
-
-def _answered(answer: Answer, show_code: int) -> Shown:
-    from actbench.tools.fit.pieces import pieces_of
-    from actbench.tools.fit.stored import Shown
-
-    code = pieces_of(((plan.words, plan) for plan in answer.chosen), show_code)
-    records = answer.records
-    return Shown(answer.tables, code, answer.counted, answer.remarks, answer.is_possible, lambda: records)
-
-
-def _found(found: Fit, show_code: int, *, verbose: bool) -> Shown:
-    from actbench.tools.fit.answer import impossible, numbered
-    from actbench.tools.fit.pieces import pieces_of
-    from actbench.tools.fit.stored import Shown
-    from actbench.tools.fit.tables import FIT_TITLE, tables_of
-
-    verdict: tuple[str, ...] = ()
-    if not found.is_possible:
-        verdict = impossible(
-            found.found,
-            cut_short=found.cut_short,
-            knows_least=found.knows_least,
-            least_profile=found.least_profile,
-            has_more=found.has_more,
-        )
-    tables = list(tables_of(found.found, FIT_TITLE, verdict))
-    cut_short = (f"{found.cut_short} Faster plans may exist.",) if found.cut_short and found.is_possible else ()
-    plans = [(f"Plan {number}", plan) for number, plan in enumerate(numbered(found.found), 1)]
-    code = pieces_of(plans, show_code if found.is_possible else 0)
-    tables[0] = replace(tables[0], lead=(*cut_short, *tables[0].lead, *found.about_crashed), code=code)
-    results = (f"results: {found.path} (tables in the same folder, as .md and .csv)",) if found.path else ()
-    remarks = (*results, *found.about_refused(each=verbose), *found.kept, *([" ".join(verdict)] if verdict else []))
-    return Shown(
-        tuple(tables), code, tuple(found.counts.said(found.path)), remarks, found.is_possible, lambda: found.records
-    )
 
 
 def _show(shown: Shown, exports: ExportFlags) -> None:

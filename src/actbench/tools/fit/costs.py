@@ -1,18 +1,86 @@
-"""What a step holds and takes, block by block and around the blocks, in parts that add up."""
+"""What a step holds and takes, block by block and around the blocks, and what changes do to it: parts that add up."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from actbench.model.blocks import BlockReadings
 from actbench.model.measured import Measurement, Outcome
+from actbench.tools.fit.plan import Action, Candidate, Places
 from actbench.tools.fit.records import step_seconds_of
+from actbench.workload.names import takes_changes, with_blocks
 
 Floats = NDArray[np.float64]
+
+COPIED = 4
+"""Blocks of a copy: the first, two for all in the middle, and the last."""
+
+COPIES = (COPIED, COPIED + 2)
+"""Blocks of two copies; from one to the other, each block adds what it adds in the whole model."""
+
+_LONG = 8  # blocks; fewer of them take hardly longer than a copy
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of a model, and a shorter copy that tells what is done with them.
+
+    Attributes:
+        paths: Of all blocks, in the order of the forward pass.
+        kinds: Equal blocks have one kind.
+        outputs: Bytes that each block returns to the next.
+        copy: The specification of the copy; None if the model itself tells.
+        copied: Paths of the copy's blocks.
+        rest: Paths of the modules outside of blocks that a candidate changes, if it can be limited to them.
+    """
+
+    paths: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    outputs: Floats = field(default_factory=lambda: np.zeros(0))
+    copy: str | None = None
+    copied: tuple[str, ...] = ()
+    rest: dict[Candidate, tuple[str, ...]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, read: BlockReadings | None) -> Blocks:
+        """Return the blocks that were read in a step."""
+        found = read.blocks if read else ()
+        outputs = np.array([float(block.output_bytes) for block in found])
+        return cls(tuple(block.path for block in found), tuple(block.kind for block in found), outputs)
+
+    def copy_of(self, model: str) -> str | None:
+        """Return the specification of a copy, if the blocks in the middle are equal and many."""
+        equal = len(self.kinds) >= _LONG and len(set(self.kinds[1:-1])) == 1
+        return with_blocks(model, COPIED) if equal and takes_changes(model) else None
+
+    def is_told_by(self, read: BlockReadings) -> bool:
+        """Whether the blocks of a copy are those of the model."""
+        return [block.kind for block in read.blocks] == [self.kinds[place] for place in (0, 1, 2, -1)]
+
+    @property
+    def whole(self) -> Places:
+        """Where candidates act in the model."""
+        return Places(self.paths, self.rest)
+
+    @property
+    def part(self) -> Places:
+        """Where candidates act in the model from which their effects are learned: the copy, or the model itself."""
+        return Places(self.copied, self.rest) if self.copy else self.whole
+
+    def are_changed_with(self, rest: Action) -> bool:
+        """Whether an action on the modules outside of blocks acts on the whole model: it cannot be limited to them."""
+        return any("" in self.rest[each] for each in rest)
+
+    @property
+    def places(self) -> Sequence[int]:
+        """The place in a copy of the block that stands for each."""
+        count = len(self.paths)
+        return [0, 1, *[2] * (count - 3), 3] if self.copy else range(count)
 
 
 @dataclass(frozen=True)
@@ -62,8 +130,7 @@ class Costs:
             return None
         peaks, read = measured.phase_peaks, measured.blocks
         if read is None or not read.blocks:
-            top = max(peaks.forward_bytes, peaks.backward_bytes)
-            none = np.zeros(0)
+            top, none = max(peaks.forward_bytes, peaks.backward_bytes), np.zeros(0)
             return cls(0.0, 0.0, top, 0.0, peaks.optimizer_bytes, 0.0, seconds, none, none, none, none, none)
         names = "before_bytes after_bytes forward_peak_bytes backward_peak_bytes done_bytes waiting_bytes"
         before, after, forward, backward, done, waiting = (
@@ -74,7 +141,9 @@ class Costs:
         if len(read.blocks) > 1 and not (read.blocks[-1].keeps_input or read.blocks[-2].keeps_output):
             after[-1] -= read.blocks[-2].output_bytes  # its caller drops the input of the last block once it returns
         left = done - before  # by this block and all after it
-        last = _gradients_of_last(left, [block.kind for block in read.blocks])
+        kinds = [block.kind for block in read.blocks]
+        alike = [place for place, kind in enumerate(kinds[:-1]) if kind == kinds[-1]]
+        last = float(left[alike[-1]] - left[alike[-1] + 1]) if alike else 0.0  # of the last, by the nearest equal one
         gradients = np.append(left[:-1] - left[1:], last) if like is None else like.gradients
         top_gradients = left[-1] - last if like is None else like.top_gradients
         after_each = top_gradients + np.append(np.cumsum(gradients[:0:-1])[::-1], 0.0)
@@ -101,19 +170,20 @@ class Costs:
     def __sub__(self, other: Costs) -> Costs:
         return Costs(*(getattr(self, each.name) - getattr(other, each.name) for each in fields(self)))
 
+    def towards(self, other: Costs, share: float, names: Sequence[str]) -> Costs:
+        """Return these costs, with some of them moved by a share of the way to others, or beyond."""
+        return replace(
+            self,
+            **{name: getattr(self, name) + share * (getattr(other, name) - getattr(self, name)) for name in names},
+        )
+
     def at(self, places: Sequence[int]) -> Costs:
         """Return the costs of a longer model: each of its blocks costs what the block at the given place does."""
-        chosen = list(places)
-        return replace(self, **{name: getattr(self, name)[chosen] for name in _OF_BLOCKS})
+        return replace(self, **{name: getattr(self, name)[[*places]] for name in _OF_BLOCKS})
 
-    def grown(self, more: Costs, steps: float) -> Costs:
-        """Return these costs with what is around the blocks grown by so many steps of the difference to ``more``."""
-        around = {
-            each.name: getattr(self, each.name) + steps * (getattr(more, each.name) - getattr(self, each.name))
-            for each in fields(self)
-            if each.name not in _OF_BLOCKS
-        }
-        return replace(self, **around)
+    def of_rest(self) -> Costs:
+        """Return the costs outside of the blocks."""
+        return replace(self, **{name: np.zeros_like(getattr(self, name)) for name in _OF_BLOCKS})
 
     @property
     def total_seconds(self) -> float:
@@ -124,6 +194,13 @@ class Costs:
     def peak(self) -> float:
         """About the most bytes of a step: those between the passes, or in the optimizer's step."""
         return max(self.base + float(self.held.sum()) + self.top, self.update)
+
+    def in_parts(self, parts: int) -> Costs:
+        """Return the effect of a change in a step of so many micro-batches, from that in a whole batch.
+
+        Bytes are those of one micro-batch; all of them together take the same time.
+        """
+        return replace(self, **{name: getattr(self, name) / parts for name in _OF_SAMPLES})
 
     def cut(self, parts: int, slower: float) -> Costs:
         """Estimate the costs of the step in so many micro-batches, which takes so many times as long.
@@ -147,37 +224,87 @@ class Costs:
 
         Bytes of samples shrink with the micro-batch, and each one more takes the same time more.
         """
-        whole, share = self.cut(1, 1.0), (1 / parts - 1 / count) / (1 - 1 / count)
-        longer = (parts - count) / (count - 1)
-        bytes_of = (*_OF_SAMPLES, "update")
-        told = {name: getattr(there, name) + share * (getattr(whole, name) - getattr(there, name)) for name in bytes_of}
-        for name in ("around_seconds", "seconds"):
-            told[name] = getattr(there, name) + longer * (getattr(there, name) - getattr(self, name))
-        return replace(there, **told)
+        shrunk = there.towards(self.cut(1, 1.0), _share(parts, count), (*_OF_SAMPLES, "update"))
+        return shrunk.towards(self, -(parts - count) / (count - 1), ("around_seconds", "seconds"))
 
-    def of_blocks(self) -> Costs:
-        """Return the costs of the blocks alone."""
-        return replace(self, base=0.0, stem=0.0, top=0.0, end=0.0, update=0.0, top_gradients=0.0, around_seconds=0.0)
 
-    def of_rest(self) -> Costs:
-        """Return the costs outside of the blocks."""
-        return replace(self, **{name: np.zeros_like(getattr(self, name)) for name in _OF_BLOCKS})
-
-    def in_parts(self, parts: int) -> Costs:
-        """Return the effect of a change in a step of so many micro-batches, from that in a whole batch.
-
-        Bytes are those of one micro-batch; all of them together take the same time.
-        """
-        return replace(self, **{name: getattr(self, name) / parts for name in _OF_SAMPLES})
-
+AROUND = ("base", "stem", "top", "end", "update", "top_gradients", "around_seconds")
+"""Costs that are not of single blocks."""
 
 _OF_BLOCKS = ("held", "forward", "backward", "gradients", "seconds")
 _OF_SAMPLES = ("base", "stem", "top", "end", "held", "forward", "backward")
 
 
-def _gradients_of_last(left: Floats, kinds: Sequence[str]) -> float:
-    """Return the bytes of gradients of the last block: those of the nearest equal one before it, if there is one."""
-    for place in range(len(kinds) - 2, -1, -1):
-        if kinds[place] == kinds[-1]:
-            return float(left[place] - left[place + 1])
-    return 0.0
+def _share(parts: int, count: int) -> float:
+    """Return how much of the way it is from ``count`` micro-batches to the whole batch, by bytes of a micro-batch."""
+    return (1 / parts - 1 / count) / (1 - 1 / count)
+
+
+def change_in_parts(costs: Costs, parts: int, cut: tuple[int, Costs] | None = None) -> Costs:
+    """Return the effect of a change around the blocks in so many micro-batches, from that in a whole batch.
+
+    ``cut`` is a number of micro-batches with the effect in that many: the two effects show which bytes do not grow with
+    the batch, such as a gradient that a loss in pieces holds. Without ``cut`` all bytes between the passes count as
+    growing.
+    """
+    if cut is None:
+        return replace(costs, top=costs.top / parts, held=costs.held / parts, forward=costs.forward / parts)
+    count, there = cut
+    moved = there.towards(costs, _share(parts, count), ("top", "held", "forward"))
+    return replace(costs, base=there.base, top=moved.top, held=moved.held, forward=moved.forward)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What an action does to each block of the whole model.
+
+    Attributes:
+        costs: The difference that it makes, of which only that of the blocks is meant.
+        keeps_output: Whether each block itself saves what it returns.
+        frees_input: Whether each block saves nothing of what it gets as it is, so that it is freed.
+        rest: The further difference that it makes where it acts outside of blocks, too; None if it does not.
+    """
+
+    costs: Costs
+    keeps_output: tuple[bool, ...]
+    frees_input: tuple[bool, ...]
+    rest: Costs | None = None
+
+    @classmethod
+    def of(cls, exact: Measurement, changed: Measurement, blocks: Blocks) -> Effect | None:
+        """Return what an action on all blocks does, from a step without and one with it; None if nothing was read."""
+        before, read = Costs.of(exact), changed.blocks
+        after = Costs.of(changed, like=before)
+        if before is None or after is None or read is None or len(after.held) != len(before.held):
+            return None
+        keeps = tuple(read.blocks[place].keeps_output for place in blocks.places)
+        frees = tuple(not read.blocks[place].keeps_input for place in blocks.places)
+        return cls((after - before).at(blocks.places), keeps, frees)
+
+    @property
+    def is_felt(self) -> bool:
+        """Whether it changes any bytes or seconds of a block."""
+        return bool(np.any(self.costs.held) or np.any(self.costs.backward) or np.any(self.costs.seconds))
+
+    def in_parts(self, parts: int) -> Effect:
+        """Return the effect in a step of so many micro-batches."""
+        return replace(self, costs=self.costs.in_parts(parts), rest=self.rest and self.rest.in_parts(parts))
+
+
+@dataclass
+class Way:
+    """One way of computing, a precision, adapters, a size of micro-batches, with the effects of changes in it.
+
+    Attributes:
+        around: What makes it this way of computing.
+        parts: How many micro-batches a step has.
+        exact: Costs of the step without further changes.
+        changes: What each further change around the blocks does.
+        actions: What each action does to the blocks.
+    """
+
+    around: Action
+    parts: int
+    exact: Costs
+    changes: dict[Action, Costs] = field(default_factory=dict)
+    actions: dict[Action, Effect] = field(default_factory=dict)

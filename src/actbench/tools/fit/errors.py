@@ -10,9 +10,8 @@ from actbench.machine import available_memory_bytes
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.modelspecs import is_function
 from actbench.model.records import Case, Failure
-from actbench.tools.fit.choice import Choice
-from actbench.tools.fit.effects import Blocks
-from actbench.tools.fit.plan import Action, Plan, training_of
+from actbench.tools.fit.costs import Blocks
+from actbench.tools.fit.plan import Action, Candidate, Plan, training_of
 from actbench.workload import load_workload
 from actbench.workload.names import parse_model_name, with_changes
 
@@ -42,13 +41,13 @@ class Errors:
 
     of_blocks: Mapping[Action, Sequence[float]] = field(default_factory=dict)
     of_rest: Mapping[Action, float] = field(default_factory=dict)
-    around: Mapping[Choice, float] = field(default_factory=dict)
+    around: Mapping[Candidate, float] = field(default_factory=dict)
     base: float = 0.0
     measured_on: str = ""
     unknown: Mapping[str, str] = field(default_factory=dict)
     known: bool = False
 
-    def outside(self, around: Iterable[Choice], rest: Action) -> float:
+    def outside(self, around: Iterable[Candidate], rest: Action) -> float:
         """Return the square of the error that comes from outside of the blocks."""
         of_around = (self.around.get(each, self._unmeasured(frozenset({each}))) for each in around)
         return self.base + self.of_rest.get(rest, self._unmeasured(rest)) + math.fsum(of_around)
@@ -61,9 +60,9 @@ class Errors:
         )
         return self.outside(plan.around, plan.rest) + math.fsum(of_blocks)
 
-    def _unmeasured(self, choices: Action) -> float:
+    def _unmeasured(self, candidates: Action) -> float:
         """Return the square of the error of what was not measured: a survey drops changes, whose plans remain."""
-        return math.inf if self.known and not training_of(choices).has_exact_gradient else 0.0
+        return math.inf if self.known and not training_of(candidates).has_exact_gradient else 0.0
 
     def remarks(self) -> list[str]:
         """Return sentences about where the errors come from, and which are unknown."""
@@ -91,7 +90,7 @@ class ErrorMeter:
     _base: float = 0.0
     _unknown: dict[str, str] = field(default_factory=dict)
 
-    def run(self, actions: Sequence[Action], rests: Sequence[Action], around: Sequence[Choice]) -> Errors:
+    def run(self, actions: Sequence[Action], rests: Sequence[Action], around: Sequence[Candidate]) -> Errors:
         """Measure the errors of changes that are not exact."""
         for case in self._stand_ins():
             unchanged = self._outcome(case, Plan())
@@ -106,8 +105,12 @@ class ErrorMeter:
                 of_rest[rest] = max(0.0, whole - math.fsum(of_blocks[rest])) if math.isfinite(whole) else math.inf
             else:
                 of_rest[rest] = self._of(Plan(rest=rest))
-        of_around = {choice: self._of(Plan(frozenset({choice}))) for choice in around}
-        return Errors(of_blocks, of_rest, of_around, self._base, self._about(), self._unknown, known=True)
+        of_around = {candidate: self._of(Plan(frozenset({candidate}))) for candidate in around}
+        about = ""
+        if self._case is not None:
+            tokens = f" of {self._case.sequence_length} tokens" if self._case.sequence_length else ""
+            about = f"{self._case.model} at batch {self._case.batch_size}{tokens}"
+        return Errors(of_blocks, of_rest, of_around, self._base, about, self._unknown, known=True)
 
     def _of_blocks(self, action: Action) -> Sequence[float]:
         """Return the squares of the errors of an action on each block of the planned model.
@@ -122,9 +125,7 @@ class ErrorMeter:
             end = min(start + size, count)
             chosen = tuple(action if start <= place < end else frozenset() for place in range(count))
             found += [self._of(Plan(frozenset(), chosen), idle=0.0) / (end - start)] * (end - start)
-        if (
-            count and not 0 < math.fsum(found) < math.inf
-        ):  # what has no error on a small model may have one on a large one
+        if count and not 0 < math.fsum(found) < math.inf:  # none on a small model may be some on a large one
             return [math.inf] * len(self.blocks.paths)
         longer = [found[place] for place in self.blocks.places]
         return [each * (math.fsum(found) / (math.fsum(longer) or 1.0)) for each in longer]
@@ -148,19 +149,15 @@ class ErrorMeter:
                 "warmup_steps": 0,
             }
         )
-        if self.weights_bytes > _SMALL_BYTES and (changes := self._changes(own)):
-            yield own.model_copy(update={"model": with_changes(own.model, changes), "weights": "random"})
+        if self.weights_bytes > _SMALL_BYTES and parse_model_name(own.model).kind in ("preset", "hub", "folder"):
+            from actbench.workload.huggingface import HuggingFaceWorkload
+
+            workload = load_workload(own)
+            changes = workload.narrowed(_WIDTH) if isinstance(workload, HuggingFaceWorkload) else {}
+            if changes:
+                yield own.model_copy(update={"model": with_changes(own.model, changes), "weights": "random"})
         if _COPIES * self.weights_bytes <= (available_memory_bytes() or math.inf):
             yield own
-
-    @staticmethod
-    def _changes(case: Case) -> Mapping[str, int | float]:
-        if parse_model_name(case.model).kind not in ("preset", "hub", "folder"):
-            return {}
-        from actbench.workload.huggingface import HuggingFaceWorkload
-
-        workload = load_workload(case)
-        return workload.narrowed(_WIDTH) if isinstance(workload, HuggingFaceWorkload) else {}
 
     def _outcome(self, stand_in: Case, plan: Plan) -> Outcome | None:
         case = plan.case(stand_in, self.blocks.part)
@@ -176,14 +173,7 @@ class ErrorMeter:
             return max(0.0, found.gradient_error**2 - self._base)
         if isinstance(found, Failure) and found.reason == "nothing-converted":
             return idle
-        name = "+".join(sorted(choice.name for choice in plan.choices))
+        name = "+".join(sorted(candidate.name for candidate in plan.candidates))
         why = "no small model to measure on can be built" if self._case is None else "there was no time to measure it"
         self._unknown[name] = getattr(found, "message", why)
         return math.inf
-
-    def _about(self) -> str:
-        if self._case is None:
-            return ""
-        case = self._case
-        tokens = f" of {case.sequence_length} tokens" if case.sequence_length else ""
-        return f"{case.model} at batch {case.batch_size}{tokens}"

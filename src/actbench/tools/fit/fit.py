@@ -1,45 +1,68 @@
-"""A whole fit as one call: check the request, make plans, store the simulations."""
+"""A whole fit as one call, ``actbench.fit``: check the request, make plans, prove the first, store the simulations."""
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from actbench.model.records import Case, Failure
+import torch
+from pydantic import ValidationError
+
+from actbench.display import Displayed
+from actbench.errors import MeasurementError, UsageError, check_argument
+from actbench.keywords import check_keywords
+from actbench.measuring import meters
+from actbench.model.data import Data
+from actbench.model.declared import check_model, device_named
+from actbench.model.measured import MeasuredRecord
+from actbench.model.meters import MeterName
+from actbench.model.records import Case, Failure, Optimizer, Record
 from actbench.report.sentences import failures
 from actbench.report.store import Store
+from actbench.report.tables import Table
+from actbench.run import runner
+from actbench.run.recipes.sections import Planned
 from actbench.simulator import profiles
-from actbench.tools.fit import ondevice
-from actbench.tools.fit.answer import numbered
-from actbench.tools.fit.counts import Counts, about_crashed, is_crash
-from actbench.tools.fit.fitting import Fitting, Means, checked, choices_of, fitting
-from actbench.tools.fit.levels import ANY, EXACT, LEVELS, Level
+from actbench.simulator.profiles import DeviceProfile
+from actbench.tools.fit.answer import Fitted, about_crashed, fitted, impossible, numbered
+from actbench.tools.fit.budget import BUDGET_SECONDS
+from actbench.tools.fit.cache import Shown
+from actbench.tools.fit.codegen import pieces_of
 from actbench.tools.fit.planner import Planner
-from actbench.tools.fit.records import Asked, FitRecord, Tried
+from actbench.tools.fit.records import ANY, EXACT, LEVELS, Asked, FitRecord, PlannedStep, Training, is_crash
 from actbench.tools.fit.scripts import name_of
-from actbench.tools.fit.shortlist import Fitted, fitted
+from actbench.tools.fit.simulations import Means, Simulations, candidates_of, checked, simulations
+from actbench.tools.fit.tables import FIT_TITLE, tables_of
+from actbench.units import format_bytes, parse_bytes
+from actbench.validation import explain
 
 _OF_USUAL, _OF_SINGLE_CHANGES = 0.5, 0.5
 """Shares of the time that is left, for the usual stacks and then for single changes; the rest is for plans."""
 
+_MEASURED = 3  # plans at most, the first
 _PROVED = 3  # plans that are simulated whole, the first of the answer
 _PROOFS = 4  # how often others take the place of plans that need more than their parts did
 
 
-@dataclass(frozen=True)
-class Fit:
-    """The result of a fit.
+@dataclass(frozen=True, repr=False)
+class FitResult(Fitted, Displayed):
+    """What a fit found: the plans that were simulated or joined, and how.
 
     Attributes:
-        found: The plans that were simulated whole, and the exact step.
         records: Their records, with failures.
-        counts: How many simulations there were.
-        crashed: Cases whose simulation crashed, with why: plans with what they were of may be missing.
+        whole: How many simulations of the whole model there were.
+        copies: How many of copies with fewer blocks and of smaller models.
+        error: The most that a joined peak was off one that was then simulated whole; None if none was.
+        counted: What a remark says of these numbers.
+        failed: Cases whose simulation crashed, with why: plans with what they were of may be missing.
         cut_short: The sentence that says what the time was too short for; empty if nothing.
         knows_least: Whether the plan that needs least was simulated whole.
-        refused: Names of the choices that the model or the device refused, with the reason.
+        refused: Names of the candidates that the model or the device refused, with the reason.
         kept: What the model brings and no plan changed, each with why.
         path: The results file, if one is kept.
         least_profile: The smallest device that some plan fits on; None if none is large enough, or if something fits
@@ -47,20 +70,54 @@ class Fit:
         has_more: Whether more memory than the limit would suffice, and the device has it.
     """
 
-    found: Fitted
-    records: tuple[FitRecord, ...]
-    counts: Counts
-    crashed: Mapping[Case, Failure]
-    cut_short: str
-    knows_least: bool
-    refused: Mapping[str, Failure]
-    kept: tuple[str, ...]
-    path: Path | None
-    least_profile: str | None
-    has_more: bool
+    records: tuple[FitRecord, ...] = ()
+    whole: int = 0
+    copies: int = 0
+    error: float | None = None
+    counted: tuple[str, ...] = ()
+    failed: Mapping[Case, Failure] = field(default_factory=dict)
+    cut_short: str = ""
+    knows_least: bool = False
+    refused: Mapping[str, Failure] = field(default_factory=dict)
+    kept: tuple[str, ...] = ()
+    path: Path | None = None
+    least_profile: str | None = None
+    has_more: bool = False
 
-    def about_refused(self, *, each: bool) -> list[str]:
-        """Return the refused choices: with ``each`` every reason, else one sentence on those with nothing to do."""
+    @property
+    def plans(self) -> tuple[PlannedStep, ...]:
+        """The fastest plan that fits for each way of training, the fastest first, then those with adapters.
+
+        Empty if nothing fits within the allowed slowdown.
+        """
+        return (*self.shortlist(), *self.shortlist(adapters=True))
+
+    @property
+    def fits(self) -> bool:
+        """Whether some plan fits and is fast enough."""
+        return bool(self.plans)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time ended before all plans were simulated."""
+        return bool(self.cut_short)
+
+    @property
+    def crashed(self) -> tuple[str, ...]:
+        """Why simulations crashed, each with the scheme before it; if there are any, plans may be missing."""
+        return tuple(f"{case.scheme}: {failure.message}" for case, failure in self.failed.items())
+
+    def __repr__(self) -> str:
+        """Return the fastest plan; where nothing fits, what needs least."""
+        found = f"{len(self.plans)} plans, the fastest {self.plans[0]}" if self.plans else f"nothing fits, {self.least}"
+        return f"<FitResult for {format_bytes(self.limit_bytes)}: {found}>"
+
+    def drawn(self) -> list[Table]:
+        """Return what a notebook shows: the table of plans."""
+        return list(tables_of(self, FIT_TITLE))[:1]
+
+    def _about_refused(self, *, each: bool) -> list[str]:
+        """Return the refused candidates: with ``each`` every reason, else one sentence on those with nothing to do."""
         idle = [name for name, why in self.refused.items() if why.reason == "nothing-converted" and not each]
         told = [(name, name, why) for name, why in self.refused.items() if name not in idle]
         lines = [f"not for this model: {text}" for text in failures(told, ", ".join, in_table=False)]
@@ -68,28 +125,114 @@ class Fit:
             lines.append(f"nothing to do in this model (--verbose says why): {', '.join(idle)}")
         return lines
 
-    @property
-    def about_crashed(self) -> tuple[str, ...]:
-        """The line that ends the answer if simulations crashed."""
-        return about_crashed(self.crashed, self.path)
+    def shown(self, show_code: int, *, verbose: bool) -> Shown:
+        """Return what a command shows, with the code of the first plans, and with ``verbose`` why each is refused."""
+        verdict: tuple[str, ...] = ()
+        if not self.fits:
+            verdict = impossible(
+                self,
+                cut_short=self.cut_short,
+                knows_least=self.knows_least,
+                least_profile=self.least_profile,
+                has_more=self.has_more,
+            )
+        first, *others = tables_of(self, FIT_TITLE, verdict)
+        cut_short = (f"{self.cut_short} Faster plans may exist.",) if self.cut_short and self.fits else ()
+        plans = [(f"Plan {number}", plan) for number, plan in enumerate(numbered(self), 1)]
+        code = pieces_of(plans, show_code if self.fits else 0)
+        first = replace(first, lead=(*cut_short, *first.lead, *about_crashed(self.failed, self.path)), code=code)
+        results = (f"results: {self.path} (tables in the same folder, as .md and .csv)",) if self.path else ()
+        refused = self._about_refused(each=verbose)
+        return Shown(
+            tables=(first, *others),
+            code=code,
+            counted=self.counted,
+            remarks=(*results, *refused, *self.kept, *([" ".join(verdict)] if verdict else [])),
+            is_possible=self.fits,
+            records=lambda: self.records,
+            is_whole=not (self.cut_short or self.failed),
+            path=self.path,
+        )
 
-    @property
-    def is_possible(self) -> bool:
-        """Whether some plan fits and is fast enough."""
-        return bool(self.choices)
 
-    @property
-    def choices(self) -> list[Tried]:
-        """The shortlist of what fits, fastest first, or else the one with adapters; both may be empty."""
-        return self.found.shortlist() or self.found.shortlist(adapters=True)
+def fit(
+    model: str,
+    *,
+    device_profile: str,
+    batch_size: int = 8,
+    sequence_length: int | None = None,
+    memory_limit: str | int | None = None,
+    max_slowdown: float = 2.0,
+    exact: bool = False,
+    optimizer: Optimizer | None = None,
+    schemes: Sequence[str] | None = None,
+    output: Path | str | None = None,
+    jobs: int | None = None,
+    budget_seconds: float | None = BUDGET_SECONDS,
+    **case: Any,
+) -> FitResult:
+    """Plan what to do with each block of a model so that a step fits on a card and is as fast as it can be.
 
+    Nothing is allocated, and the card is not needed: steps are simulated, in processes of their own. For example::
 
-def fit(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fit:
-    """Plan what to do with each block of a model so that a step fits on a device and is as fast as it can be.
+        found = actbench.fit("llama-3.1-8b", device_profile="rtx-4090", batch_size=1, sequence_length=2048)
+        plan = found.plans[0]
+        print(plan.spec, plan.need_bytes, plan.slowdown, plan.gradient)
+
+        setup = actbench.TrainingSetup(model, loss=loss, make_optimizer=lambda model: AdamW(model.parameters()))
+        step = actbench.TrainStep(plan.apply(setup))
 
     Args:
-        case: The exact step: ``meter="simulated"``, a ``device_profile`` with figures of time, and the schemes that
-            every plan has.
+        model: As on the command line: a known name, ``hf:ORG/NAME``, a local folder, or ``file.py:function``, which
+            names the user's own function.
+        device_profile: A card that ``actbench devices`` lists with times, or a ``.toml`` file.
+        batch_size: Rows of the batch of a step.
+        sequence_length: Tokens per sample.
+        memory_limit: Memory that a step may use, in bytes or as ``"20GiB"``; unless given, what a CUDA context leaves
+            of the card.
+        max_slowdown: The most that a plan may take, in multiples of the exact step's estimated time.
+        exact: Whether training must equal the exact step's, to rounding.
+        optimizer: The exact step's; None is the model's own, or else AdamW.
+        schemes: Specifications to choose among, in place of what the schemes say is worth trying.
+        output: A folder or ``.jsonl`` file for the simulations, from which a later call goes on; None keeps none.
+        jobs: How many cases are simulated at a time; one a core unless given.
+        budget_seconds: Seconds after which nothing new is simulated; None sets no limit.
+        case: Other fields of :class:`actbench.Case`: ``dtype``, ``autocast``, ``image_size``, ``attention``, ``task``,
+            ``scheme`` (what every plan has, such as ``"lora:16"``), ``seed`` and so on.
+
+    Raises:
+        UsageError: The device profile does not exist or has no figures of time, a keyword does not exist, or a value
+            cannot be.
+        SpecError: A scheme does not exist.
+        ModelError: The model does not exist.
+        MeasurementError: Not even the exact step can be simulated.
+        StoreError: The results file is in use, broken or cannot be written.
+    """
+    own = [name for name in inspect.signature(fit).parameters if name != "case"]
+    check_keywords("actbench.fit", case, [*own, *Case.model_fields])
+    check_argument(device_profile, str, "fit: device_profile", "the name of a device, or a .toml file")
+    check_argument(model, str, "fit", "the specification of a model, such as 'gpt2'")
+    device_profile = device_named(device_profile)
+    check_model(model)
+    limit = parse_bytes(memory_limit) if isinstance(memory_limit, str) else memory_limit
+    said = {"sequence_length": sequence_length, "memory_limit_bytes": limit, "optimizer": optimizer, **case}
+    given = {name: value for name, value in said.items() if value is not None}
+    try:
+        step = Case.model_validate(
+            {"model": model, "device_profile": device_profile, "batch_size": batch_size, **given}
+        )
+        asked = Asked(max_slowdown=max_slowdown, exact=exact, optimizer=optimizer)
+    except ValidationError as error:
+        raise UsageError(f"actbench.fit: {'; '.join(explain(error, given, {'': Case}))}") from None
+    means = Means(None if output is None else Path(output), schemes=schemes, jobs=jobs, budget_seconds=budget_seconds)
+    return find(step, asked, means)
+
+
+def find(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> FitResult:
+    """Plan what to do with each block of the model of a case.
+
+    Args:
+        case: The case of the exact step, with the schemes that every plan has.
         asked: What counts as an answer.
         means: How plans are made.
         measure: Whether the first three plans are measured, too, on the device of this machine: the GPU for a profile
@@ -103,36 +246,27 @@ def fit(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fit
     """
     case, profile = checked(case)
     limit = profile.step_bytes(case.memory_limit_bytes)
-    meter = ondevice.meter_of(profile) if measure else None
-    progress = means.progress
-    choices = choices_of(case, asked, profile, means.schemes)
-    with fitting(f"{name_of(case)}-{profile.name}", case, choices, means) as made:
-        planner = made.planner(case, asked, choices, is_joining=True)
+    meter = meter_of(profile) if measure else None
+    candidates = candidates_of(case, asked, profile, means.schemes)
+    with simulations(f"{name_of(case)}-{profile.name}", case, candidates, means) as made:
+        planner = made.planner(case, asked, candidates, is_joining=True)
         with made.searching("usual stacks", _OF_USUAL):
             planner.start()
         made.best = lambda: planner.best(limit)
         with made.budget.stoppable():
             _search(planner, made, asked, limit)
         if asked.max_gradient_error is not None:
-            _note_errors(planner, made.store)
-        whole = [tried for tried in planner.outcomes if tried.model == case.model]
-        result = _result(planner, made.records(whole), made)
+            _note_errors(planner, made)
+        result = _result(planner, made)
         if meter is not None:
-            chosen = result.choices[: ondevice.MOST]
-            measured = ondevice.measure(
-                chosen,
-                meter,
-                made.store,
-                command=means.command,
-                timeout_seconds=means.timeout_seconds,
-                progress=progress,
-            )
-            records = made.records([*whole, *measured])
-            result = replace(result, records=records, found=_found(records))
+            chosen = (result.shortlist() or result.plans)[:_MEASURED]
+            records = (*result.records, *made.records(measured_on(meter, chosen, made)))
+            found = _fitted(records)
+            result = replace(result, records=records, tried=found.tried, on_device=found.on_device)
     return result
 
 
-def _search(planner: Planner, made: Fitting, asked: Asked, limit: int) -> None:
+def _search(planner: Planner, made: Simulations, asked: Asked, limit: int) -> None:
     """Make plans, and prove the first."""
     levels = (EXACT,) if asked.exact else LEVELS
     with made.searching("usual stacks", _OF_USUAL):
@@ -158,14 +292,13 @@ def _search(planner: Planner, made: Fitting, asked: Asked, limit: int) -> None:
             _prove(planner, made, limit, levels)  # of what a point of a frontier has replaced
 
 
-def _prove(planner: Planner, made: Fitting, limit: int, levels: Sequence[Level]) -> None:
+def _prove(planner: Planner, made: Simulations, limit: int, levels: Sequence[Training]) -> None:
     """Simulate the first plans whole; where one needs more than its parts did, plans are made anew."""
     for _ in range(_PROOFS):
-        if planner.most_squared_error < math.inf:
-            _note_errors(planner, made.store)
-        found = _found(made.records([tried for tried in planner.outcomes if tried.model == planner.exact.model]))
-        first = numbered(found)[:_PROVED] or [found.least]
-        joined = [each.record.case for each in first if each.record.joined]
+        if planner.space.most_squared_error < math.inf:
+            _note_errors(planner, made)
+        found = _fitted(_whole_records(planner, made))
+        joined = [each.record.case for each in numbered(found)[:_PROVED] or [found.least] if each.record.joined]
         if not joined or not made.budget.left_seconds:
             return
         made.means.progress.doing("simulating the first plans whole")
@@ -173,40 +306,148 @@ def _prove(planner: Planner, made: Fitting, limit: int, levels: Sequence[Level])
         planner.answer(limit, levels)
 
 
-def _note_errors(planner: Planner, store: Store[FitRecord]) -> None:
+def _note_errors(planner: Planner, made: Simulations) -> None:
     """Store the errors of plans, which were unknown when they were simulated."""
     for found in planner.found:
-        record, error = store.find(found.case), math.sqrt(planner.space.errors.of(found.plan))
+        record, error = made.store.find(found.case), math.sqrt(planner.space.errors.of(found.plan))
         if record is not None and record.gradient_error != error:
-            store.append(record.model_copy(update={"gradient_error": error}))
+            made.store.append(record.model_copy(update={"gradient_error": error}))
 
 
-def _found(records: Sequence[FitRecord]) -> Fitted:
+def _whole_records(planner: Planner, made: Simulations) -> tuple[FitRecord, ...]:
+    return made.records([case for case in planner.outcomes if case.model == planner.exact.model])
+
+
+def _fitted(records: Sequence[FitRecord]) -> Fitted:
     """Return the plans of the last request."""
     (found,) = fitted(record.model_copy(update={"earlier": ()}) for record in records)
     return found
 
 
-def _result(planner: Planner, records: tuple[FitRecord, ...], made: Fitting) -> Fit:
-    found = _found(records)
+def _result(planner: Planner, made: Simulations) -> FitResult:
+    records = _whole_records(planner, made)
+    found = _fitted(records)
     need, limit = found.least.need_bytes, found.limit_bytes
     has_more = limit < need <= profiles.get(found.case.device_profile or profiles.DEFAULT).step_bytes()
     large = [each for each in profiles.profiles() if each.is_cuda and each.rates and each.step_bytes() >= need]
-    least = None if has_more or not large else min(large, key=lambda each: each.memory_bytes).name
-    return Fit(
-        found,
-        records,
-        made.count()._replace(error=max(map(abs, planner.errors), default=None)),
-        made.crashed,
-        made.budget.told,
-        planner.knows_least and not made.budget.told,
-        {
-            choice.name: outcome
-            for choice, outcome in planner.refused.items()
+    error = max(map(abs, planner.errors), default=None)
+    return FitResult(
+        found.exact,
+        found.tried,
+        records=records,
+        whole=made.whole,
+        copies=made.copies,
+        error=error,
+        counted=tuple(made.counted(error)),
+        failed=made.crashed,
+        cut_short=made.budget.told,
+        knows_least=planner.knows_least and not made.budget.told,
+        refused={
+            candidate.name: outcome
+            for candidate, outcome in planner.refused.items()
             if isinstance(outcome, Failure) and not is_crash(outcome)
         },
-        (*planner.choices.kept, *planner.space.errors.remarks()),
-        made.path,
-        least,
-        has_more,
+        kept=(*planner.candidates.kept, *planner.space.errors.remarks()),
+        path=made.path,
+        least_profile=None if has_more or not large else min(large, key=lambda each: each.memory_bytes).name,
+        has_more=has_more,
     )
+
+
+# -- on the device ----------------------------------------------------------------------------------------------------
+
+_VARIANTS = frozenset(("ti", "super", "d", "laptop", "max", "mobile", "nvl", "mig"))
+"""Words in a driver's name of a card that make it another card."""
+
+
+def meter_of(profile: DeviceProfile) -> MeterName:
+    """Return the meter for a profile's device.
+
+    Raises:
+        MeasurementError: This machine has none, or another card, with whose measurements estimates cannot be compared.
+    """
+    name: MeterName = "cuda" if profile.is_cuda else "cpu"
+    try:
+        meters.check_meter(name)
+    except MeasurementError:
+        raise MeasurementError(
+            f"--measure: {profile.name} is a CUDA device, and torch sees none here; leave --measure out, or give the "
+            "same command on a machine that has one ('actbench doctor' says what is missing)"
+        ) from None
+    if profile.is_cuda:
+        card, capability = torch.cuda.get_device_name(), torch.cuda.get_device_capability()
+        is_own = profile.name.endswith(".toml")
+        if capability != profile.compute_capability or not (is_own or _is_named(profile.name, card)):
+            mine, its = (".".join(map(str, each or ())) for each in (capability, profile.compute_capability))
+            raise MeasurementError(
+                f"--measure: the card of this machine is {card} (compute capability {mine}), and --device-profile "
+                f"{profile.name} is another (compute capability {its}); leave --measure out, "
+                "give the same command on a machine that has that card, or name a profile of this one "
+                "('actbench devices' lists them, 'actbench calibrate' writes one)"
+            )
+    return name
+
+
+def _is_named(profile: str, card: str) -> bool:
+    """Return whether a shipped profile has the name of a card: ``a100-40gb`` fits ``NVIDIA A100-SXM4-40GB``.
+
+    A card without its memory in its name fits profiles of any memory.
+    """
+    wanted, given = (set(re.findall("[a-z0-9]+", name.lower())) for name in (profile, card))
+    sizes = {word for word in wanted | given if re.fullmatch("[0-9]+gb", word)}
+    if given & sizes and wanted & sizes and not wanted & given & sizes:
+        return False
+    return wanted - sizes <= given and given & _VARIANTS <= wanted
+
+
+@dataclass(frozen=True)
+class _AsFits:
+    """Stores records of measured cases in a file of fits, as what runs cases asks it to."""
+
+    store: Store[FitRecord]
+    simulated: dict[Case, PlannedStep]
+    path: None = None
+
+    def done(self, case: Data) -> bool:
+        return self.store.done(case)
+
+    def failed(self, case: Data) -> bool:
+        return self.store.failed(case)
+
+    def find(self, case: Data) -> FitRecord | None:
+        return self.store.find(case)
+
+    def append(self, record: MeasuredRecord | FitRecord) -> None:
+        """Store a record with the request of the fit and how its plan changes training."""
+        beside = self.simulated[record.case].record
+        fields = {name: getattr(record, name) for name in Record.model_fields}
+        made = FitRecord(**fields, asked=beside.asked, training=beside.training)
+        self.store.append(made.after(self.store.find(record.case)))
+
+
+def measured_on(meter: MeterName, chosen: Sequence[PlannedStep], made: Simulations) -> tuple[Case, ...]:
+    """Measure simulated plans that the store has no measurement of, and return the measured cases.
+
+    They are measured with all memory that was asked for.
+
+    Raises:
+        MeasurementError: The processes cannot be started.
+        StoreError: A record cannot be stored.
+    """
+    simulated = {plan.case.model_copy(update={"meter": meter}): plan for plan in chosen}
+    fits = _AsFits(made.store, simulated)
+    if simulated:
+        runner.run_plan(
+            [Planned(case) for case in simulated],
+            fits,
+            recipe=chosen[0].record.recipe,
+            command=made.means.command,
+            timeout_seconds=made.means.timeout_seconds,
+            retry_failed=True,  # another program may have used the memory
+            progress=made.means.progress,
+        )
+    for case, plan in simulated.items():
+        record = made.store.find(case)
+        if record is not None and record.asked != plan.record.asked:  # measured for another request
+            fits.append(record)
+    return tuple(simulated)

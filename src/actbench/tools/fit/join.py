@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
@@ -14,29 +13,8 @@ from actbench.simulator.join import Joined, Joiner
 from actbench.simulator.profiles import DeviceProfile
 from actbench.simulator.reserved import reserved_bytes
 from actbench.simulator.trace import Trace
-from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan
-
-Setting = tuple[Around, Action]
-"""What is changed around the blocks, and what is done with the modules outside of them."""
-
-
-class Traced(Protocol):
-    """What simulates the cases whose traces are joined."""
-
-    def measured(self, cases: Mapping[Case, Plan]) -> dict[Case, Measurement]:
-        """Simulate what was not simulated yet; return the measurements."""
-
-    def known(self, cases: Iterable[Case]) -> dict[Case, Measurement]:
-        """Return the measurements of those cases that were simulated."""
-
-    def action_case(self, around: Around, action: Action) -> tuple[Case, Plan]:
-        """Return the case of an action on all blocks, of a copy of the model with few of them if there is one."""
-
-    def whole_case(self, plan: Plan) -> Case:
-        """Return the case of a plan for the whole model."""
-
-    def surveyed(self) -> Iterable[Around]:
-        """Return the ways of computing whose steps without further changes were simulated."""
+from actbench.tools.fit.plan import AS_IT_IS, Action, Plan
+from actbench.tools.fit.survey import Survey
 
 
 @dataclass
@@ -44,16 +22,14 @@ class Joins:
     """Plans of one model, joined.
 
     Attributes:
-        of: What simulates the cases whose traces are joined.
-        device_profile: The simulated device.
+        survey: Simulates the cases whose traces are joined.
         is_simulating: Whether cases whose traces are missing are simulated; otherwise their plans are not joined.
     """
 
-    of: Traced
-    device_profile: str
+    survey: Survey
     is_simulating: bool = True
     _traces: dict[Case, Trace] = field(default_factory=dict, repr=False)
-    _joiners: dict[tuple[Setting, frozenset[Action]], tuple[Joiner, Sequence[str]]] = field(
+    _joiners: dict[tuple[Plan, frozenset[Action]], tuple[Joiner, Sequence[str]]] = field(
         default_factory=dict, repr=False
     )
 
@@ -62,71 +38,68 @@ class Joins:
 
         Cases whose traces are missing are simulated: that of the changes around the blocks, and one for each action.
         """
-        setting, actions = (plan.around, plan.rest), frozenset(plan.actions) - {AS_IT_IS}
-        if not actions or not self.has_traces:
+        setting, actions = Plan(plan.around, (), plan.rest), frozenset(plan.actions) - {AS_IT_IS}
+        base, trace = self._whole(setting) if self.has_traces else (None, None)
+        if base is None or trace is None or not self._can_join(setting, trace, actions):
             return None
-        case = self.of.whole_case(Plan(plan.around, (), plan.rest))
-        found = self._outcomes({case: Plan(plan.around, (), plan.rest)}).get(case)
-        if found is None:
-            return None
-        known = self._joiners.get((setting, actions)) or self._joiner(setting, actions)
-        if known is None:
-            return None
-        joiner, warnings = self._joiners[setting, actions] = known
-        profile = profiles.get(self.device_profile)
-        return measured(found, joiner.join(plan.actions), profile, profile.step_bytes(limit), warnings)
-
-    def _joiner(self, setting: Setting, actions: frozenset[Action]) -> tuple[Joiner, Sequence[str]] | None:
-        """Return what joins plans of some actions, and the warnings of these."""
-        base = self._whole(Plan(setting[0], (), setting[1]))
-        if base is None:
-            return None
-        around = self._alike(base, setting)
-        cases = {action: self.of.action_case(around, action) for action in actions}
-        outcomes = self._outcomes(dict(cases.values()))
-        traces = {action: self._trace(of_action, outcomes.get(of_action)) for action, (of_action, _) in cases.items()}
-        known = {action: trace for action, trace in traces.items() if trace is not None}
-        if len(known) < len(actions):
-            return None
-        count = len(base.blocks)
-        whole: dict[Hashable, Trace] = {
-            action: trace if len(trace.blocks) == count else trace.repeated(base.blocks)
-            for action, trace in known.items()
-        }
-        return Joiner(base, whole), [text for found in outcomes.values() for text in found.warnings]
-
-    def _alike(self, base: Trace, setting: Setting) -> Around:
-        """Return the fewest changes around the blocks with which the blocks do what they do in a setting."""
-        around, rest = setting
-        within = [each for each in self.of.surveyed() if each <= around and (each < around or rest)]
-        for fewer in sorted(within, key=len):
-            trace = self._whole(Plan(fewer))
-            if trace is not None and _does_alike(trace, base):
-                return fewer
-        return around
-
-    def _whole(self, plan: Plan) -> Trace | None:
-        """Return the trace of the whole model."""
-        case = self.of.whole_case(plan)
-        return self._trace(case, self._outcomes({case: plan}).get(case))
-
-    def _outcomes(self, cases: Mapping[Case, Plan]) -> dict[Case, Measurement]:
-        return self.of.measured(cases) if self.is_simulating else self.of.known(cases)
+        joiner, warnings = self._joiners[setting, actions]
+        step = joiner.join(plan.actions or (AS_IT_IS,) * len(trace.blocks))
+        profile = profiles.get(self.survey.exact.device_profile or profiles.DEFAULT)
+        return measured(base, step, profile, profile.step_bytes(limit), warnings)
 
     @property
     def has_traces(self) -> bool:
         """Whether steps have traces; those of a script have none."""
-        return self._whole(Plan()) is not None
+        return self._whole(Plan())[1] is not None
+
+    def _can_join(self, setting: Plan, base: Trace, actions: frozenset[Action]) -> bool:
+        """Prepare to join plans of some actions; return whether they can be."""
+        if (setting, actions) in self._joiners:
+            return True
+        # the fewest changes around the blocks with which the blocks do what they do in the setting
+        ways = sorted((way.around for way in self.survey.space.ways if way.around <= setting.around), key=len)
+        around = setting.around
+        for fewer in (each for each in ways if each < around or setting.rest):
+            (unchanged,) = self._of_actions(fewer, [AS_IT_IS], base).values()
+            if unchanged is not None and [*_own(unchanged[1])] == [*_own(base)]:
+                around = fewer
+                break
+        found = self._of_actions(around, actions, base)
+        known = {action: each for action, each in found.items() if each is not None}
+        if len(known) < len(found):
+            return False
+        warnings = [text for measured, _ in known.values() for text in measured.warnings]
+        traces: dict[Hashable, Trace] = {action: trace for action, (_, trace) in known.items()}
+        self._joiners[setting, actions] = Joiner(base, traces), warnings
+        return True
+
+    def _of_actions(
+        self, around: Action, actions: Iterable[Action], base: Trace
+    ) -> dict[Action, tuple[Measurement, Trace] | None]:
+        """Return the measurement of each action on all blocks, and its trace with the blocks of the whole model."""
+        cases = {action: self.survey.action_case(around, action) for action in actions}
+        outcomes = self._outcomes(dict(cases.values()))
+        found: dict[Action, tuple[Measurement, Trace] | None] = {}
+        for action, (case, _) in cases.items():
+            outcome, trace = outcomes.get(case), self._trace(case, outcomes.get(case))
+            if trace is not None and len(trace.blocks) < len(base.blocks):
+                trace = trace.repeated(base.blocks)
+            found[action] = None if outcome is None or trace is None else (outcome, trace)
+        return found
+
+    def _whole(self, plan: Plan) -> tuple[Measurement | None, Trace | None]:
+        """Return the measurement of a plan for the whole model, and its trace."""
+        case = self.survey.whole_case(plan)
+        found = self._outcomes({case: plan}).get(case)
+        return found, self._trace(case, found)
+
+    def _outcomes(self, cases: Mapping[Case, Plan]) -> dict[Case, Measurement]:
+        return self.survey.measured(cases) if self.is_simulating else self.survey.known(cases)
 
     def _trace(self, case: Case, found: Measurement | None) -> Trace | None:
         if case not in self._traces and found is not None and found.trace is not None:
             self._traces[case] = Trace.unpacked(found.trace)
         return self._traces.get(case)
-
-
-def _does_alike(one: Trace, other: Trace) -> bool:
-    """Whether the blocks of two traces run the same, and allocate and free the same bytes of their own."""
-    return list(_own(one)) == list(_own(other))
 
 
 def _own(trace: Trace) -> Iterator[object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, TypeGuard, get_args
 
 from pydantic import Field
 
@@ -13,8 +13,13 @@ from actbench.model.gradient import GRADIENTS, Gradient
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Failure, Migrations, Optimizer, Record
 from actbench.report.advice import needed_bytes
-from actbench.tools.fit.words import is_uniform, sentence, short
-from actbench.units import PositiveInt
+from actbench.tools.fit.describe import is_uniform, sentence, short
+from actbench.units import PositiveInt, format_bytes
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+    from actbench.scheme.setup import TrainingSetup
 
 Trained = Literal["all", "adapters"]
 """The trained parameters: all that the model trains, or other and fewer ones."""
@@ -54,6 +59,21 @@ class Training(Data):
     @property
     def _distance(self) -> tuple[int, bool, bool]:
         return GRADIENTS.index(self.gradient), self.updates == "other", self.precision == "other"
+
+
+EXACT: Final = Training()
+ANY: Final = Training(gradient=GRADIENTS[-1])
+LEVELS: Final = (
+    EXACT,
+    *(
+        Training(trained=trained, gradient=gradient, updates=others, precision=others)
+        for trained in get_args(Trained)
+        for others in ("same", "other")
+        for gradient in GRADIENTS
+        if (trained, gradient, others) != ("all", "exact", "same")
+    ),
+)
+"""How far training may differ from the exact step's: the furthest of each level, the nearest first."""
 
 
 class Asked(Data):
@@ -133,6 +153,11 @@ class FitRecord(Record[Case, Annotated[Measurement | Failure, Field(discriminato
         yield self.model_copy(update={"earlier": ()})
 
 
+def is_crash(outcome: Measurement | Failure) -> TypeGuard[Failure]:
+    """Whether a simulation crashed: its process died, or raised an error that nobody expected."""
+    return isinstance(outcome, Failure) and outcome.reason == "crash"
+
+
 def step_seconds_of(outcome: Measurement | Failure | None) -> float | None:
     """Return the estimated seconds of a step; None if it failed, or the simulated device has no known rates."""
     return outcome.estimated.step_seconds if isinstance(outcome, Measurement) and outcome.estimated else None
@@ -147,20 +172,89 @@ MARGIN: Final = 1.1
 """The error of a plan's gradient may be this many times the root of the sum of squares, which is right to 10 %."""
 
 
-@dataclass(frozen=True)
-class Tried:
-    """A simulated plan, compared with the exact step.
+@dataclass(frozen=True, repr=False)
+class PlannedStep:
+    """A plan that was simulated, or joined from simulations, compared with the exact step.
 
     Attributes:
+        record: The record of the plan.
+        measurement: All that the simulation found.
+        seconds: Estimated time of a step.
         exact_seconds: Estimated time of the exact step.
         blocks: Paths of the model's blocks, in the order of the forward pass; none are known of older records.
     """
 
     record: FitRecord
-    measured: Measurement
+    measurement: Measurement
     seconds: float
     exact_seconds: float
     blocks: tuple[str, ...] = ()
+
+    @property
+    def spec(self) -> str:
+        """The specification of its schemes, for :func:`actbench.apply`, :func:`actbench.convert` and the commands.
+
+        It is ``exact`` if there are none.
+        """
+        return self.record.case.scheme
+
+    @property
+    def optimizer(self) -> Optimizer | None:
+        """The optimizer that it was simulated with; None is the model's own."""
+        return self.record.case.optimizer
+
+    @property
+    def need_bytes(self) -> int:
+        """Bytes of the device that it needs, with those that the allocator loses between blocks."""
+        return needed_bytes(self.measurement)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that are allocated at once."""
+        return self.measurement.peak_bytes
+
+    @property
+    def slowdown(self) -> float:
+        """Its time over the exact step's."""
+        return self.seconds / self.exact_seconds
+
+    @property
+    def training(self) -> Training:
+        """How training differs from the exact step's: gradient, updates, precision, trained parameters."""
+        return self.record.training
+
+    @property
+    def gradient(self) -> Gradient:
+        """What the schemes declare about the gradient."""
+        return self.training.gradient
+
+    def apply(self, setup: TrainingSetup) -> TrainingSetup:
+        """Return a training setup with the plan's schemes; its model is changed in place.
+
+        The optimizer is made by the setup's own ``make_optimizer``: where :attr:`optimizer` names another one, such as
+        ``adamw-fused``, let it make that.
+
+        Raises:
+            As of :func:`actbench.apply`.
+        """
+        from actbench.scheme import apply
+
+        return setup if self.spec == "exact" else apply(setup, self.spec)
+
+    def convert(self, model: Module) -> Module:
+        """Return a model with the plan's schemes, changed in place.
+
+        Raises:
+            As of :func:`actbench.convert`: a ConversionError also for schemes of the whole step, such as micro-batches
+            and packed optimizer state, which need :meth:`apply`.
+        """
+        from actbench.tools.convert.model import convert
+
+        return model if self.spec == "exact" else convert(model, self.spec)
+
+    def __repr__(self) -> str:
+        """Return the schemes, with what a step needs and how long it takes."""
+        return f"<PlannedStep {self.spec}: {format_bytes(self.need_bytes)}, {self.slowdown:.2f}x the exact step's time>"
 
     @property
     def case(self) -> Case:
@@ -169,43 +263,27 @@ class Tried:
         return self.record.case.model_copy(update={"memory_limit_bytes": limit})
 
     @property
-    def training(self) -> Training:
-        """How its training differs from the exact step's."""
-        return self.record.training
-
-    @property
-    def slowdown(self) -> float:
-        """Its time over the exact step's."""
-        return self.seconds / self.exact_seconds
-
-    @property
     def is_unchanged(self) -> bool:
         """Whether it is the model with its own optimizer, and without any scheme: there is nothing to paste."""
-        return self.record.case.scheme == "exact" and self.record.case.optimizer == self.record.asked.optimizer
+        return self.spec == "exact" and self.optimizer == self.record.asked.optimizer
 
     @property
     def is_uniform(self) -> bool:
         """Whether it does the same with all blocks."""
-        return is_uniform(self.record.case.scheme, self.blocks)
+        return is_uniform(self.spec, self.blocks)
 
     @property
     def name(self) -> str:
         """The plan in short, without what every plan has: ``checkpoint blocks 0-10, chunked_loss:8``."""
-        return self._with_optimizer(short(self.record.case.scheme, self.blocks, self.record.asked.scheme))
+        return self._with_optimizer(short(self.spec, self.blocks, self.record.asked.scheme))
 
     @property
     def words(self) -> str:
         """The plan in words."""
-        return self._with_optimizer(sentence(self.record.case.scheme, self.blocks, self.record.asked.scheme))
+        return self._with_optimizer(sentence(self.spec, self.blocks, self.record.asked.scheme))
 
     def _with_optimizer(self, text: str) -> str:
         """Add the optimizer, if it is another than the exact step's."""
-        case, asked = self.record.case, self.record.asked
-        if case.optimizer is None or case.optimizer == asked.optimizer:
+        if self.optimizer in (None, self.record.asked.optimizer):
             return text
-        return case.optimizer if case.scheme == asked.scheme else f"{text}, {case.optimizer}"
-
-    @property
-    def need_bytes(self) -> int:
-        """Bytes of the device that it needs, with those that the allocator loses between blocks."""
-        return needed_bytes(self.measured)
+        return str(self.optimizer) if self.spec == self.record.asked.scheme else f"{text}, {self.optimizer}"

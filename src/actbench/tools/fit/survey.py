@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import itertools
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from operator import attrgetter
+from typing import Final, TypeVar
 
 from actbench.errors import MeasurementError
 from actbench.model.measured import Measurement, Outcome
-from actbench.model.records import Case
+from actbench.model.records import Case, Failure
 from actbench.report.advice import needed_bytes
-from actbench.tools.fit import actions
-from actbench.tools.fit.choice import Choice
-from actbench.tools.fit.choices import Choices
-from actbench.tools.fit.costs import Costs
-from actbench.tools.fit.counts import is_refusal
-from actbench.tools.fit.effects import LEAST_SHARE, Blocks, Effects, change_in_parts, effect_of, matters, of_optimizers
+from actbench.scheme.base import SAVED_TENSORS
+from actbench.tools.fit.answer import USUAL
+from actbench.tools.fit.costs import AROUND, COPIES, Blocks, Costs, Effect, Way, change_in_parts
 from actbench.tools.fit.errors import Simulate
-from actbench.tools.fit.plan import AS_IT_IS, Action, Around, Plan
-from actbench.tools.fit.records import step_seconds_of
+from actbench.tools.fit.plan import AS_IT_IS, Action, Candidate, Candidates, Plan, stand_together, training_of
+from actbench.tools.fit.solver import Point, lower_hull
 from actbench.tools.fit.space import Space
+from actbench.workload.names import with_blocks
 
+LEAST_SHARE: Final = 0.02
+"""The smallest share of a step's bytes or seconds that is worth a change."""
+
+_LEAST_SECONDS = 0.005  # share of a step's time that its optimizer takes, from which on a faster one is tried
 _MOST_PARTS = 8  # numbers of micro-batches
 _MOST_WAYS = 4  # of computing, beyond the first
+_ALIKE = 1.05  # times the bytes or seconds of another way; less is no reason to look at both
+
+Item = TypeVar("Item")
+
+
+def is_refusal(outcome: Outcome | None) -> bool:
+    """Return whether a case cannot be simulated; one that crashed or ran out of time may be, the next time."""
+    return isinstance(outcome, Failure) and outcome.reason not in ("timeout", "crash")
 
 
 @dataclass
@@ -31,19 +44,20 @@ class Survey:
 
     Attributes:
         exact: The case of the exact step.
-        choices: What may be changed.
+        candidates: What may be changed.
         simulate: Simulates cases.
         space: What plans are made of, once :meth:`run` has ended.
         outcomes: Of all cases that were simulated, in order.
+        refused: Why single candidates cannot be.
     """
 
     exact: Case
-    choices: Choices
+    candidates: Candidates
     simulate: Simulate
     space: Space = field(default_factory=lambda: Space(Blocks()))
     outcomes: dict[Case, Outcome] = field(default_factory=dict)
-    refused: dict[Choice, Outcome] = field(default_factory=dict)
-    _in_parts: dict[Around, tuple[int, Costs]] = field(default_factory=dict, repr=False)
+    refused: dict[Candidate, Outcome] = field(default_factory=dict)
+    _cut_changes: dict[Action, tuple[int, Costs]] = field(default_factory=dict, repr=False)
 
     def run(self) -> None:
         """Learn all, by :meth:`start`, :meth:`begin` and :meth:`look_further`; errors are those of :meth:`start`."""
@@ -62,124 +76,166 @@ class Survey:
             failure = self.outcomes.get(self.exact)
             why = getattr(failure, "message", "the time ended before that: give a larger --budget")
             raise MeasurementError(f"the exact step cannot be simulated: {why}")
-        self.choices = self.choices.suited(self.exact, exact)
+        found = self.candidates.suited(self.exact, exact)
         self.space.blocks = Blocks.of(exact.blocks)
         if not self.space.blocks.paths:  # what is done with blocks is then done with the model
-            choices = self.choices
-            self.choices = replace(choices, around=[*choices.around, *choices.of_blocks], of_blocks=())
+            found = replace(found, around=[*found.around, *found.of_blocks], of_blocks=())
+        self.candidates = found
+
+    def try_usual(self) -> None:
+        """Simulate the usual stacks of which all schemes may be chosen."""
+        exact = self.known([self.exact])[self.exact]
+        known = {each.name: each for each in self.candidates.all if _matters(each, exact)}
+        plans = []
+        for stack in USUAL:
+            if known.keys() >= set(stack):
+                chosen = frozenset(known[name] for name in stack)
+                action = chosen.intersection(self.candidates.of_blocks)
+                plans.append(Plan(chosen - action, (action,) * len(self.space.blocks.paths) if action else ()))
+        self.measured({self.whole_case(plan): plan for plan in plans})
 
     def begin(self) -> None:
         """Simulate each change alone; then combinations that promise to save more for less."""
         self._find_copy()
-        first = self._way(frozenset())
+        first = self._way(AS_IT_IS)
         if first is None:
             return
         if self.space.blocks.paths:
-            self._learn(first, actions.promising(first))
-            actions.drop(first)
+            self._learn(first, _compounds(first))
+            _keep_near_hull(first)
             self._learn_rest(first)
         self._cut(first)
 
     def look_further(self) -> None:
         """Learn the same of other ways of computing: other precisions, memory formats, adapters."""
-        first = self.space.ways[0] if self.space.ways else None
-        if first is None:
+        if not self.space.ways:
             return
-        for around in self._worth_a_look(first):
-            found = self._way(around, among=actions.best(first))
-            if found is not None:
-                self._spread(found, first)
+        first, *cuts = self.space.ways
+        chosen, others = self._worth_a_look()
+        for around in chosen:
+            way = self._way(around, among=_best(first))
+            if way is None:
+                continue
+            for cut in cuts:
+                if self._go_with(cut.around, around):
+                    (each,) = cut.around
+                    slower = cut.exact.total_seconds / first.exact.total_seconds
+                    self._add_parts(way, each, cut.parts, way.exact.cut(cut.parts, slower))
+        for around in others:  # they may be a plan as they are
+            costs = self._costs(around)
+            if costs is not None:
+                way = Way(around, 1, costs)
+                self._learn(way, [AS_IT_IS])
+                self.space.ways += [way] if way.actions or not self.space.blocks.paths else []
 
-    # -- what is simulated ------------------------------------------------------------------------------------------
+    # -- what is simulated --------------------------------------------------------------------------------------------
 
     def measured(self, cases: Mapping[Case, Plan]) -> dict[Case, Measurement]:
         """Simulate what was not simulated yet; return the measurements among the outcomes of all."""
-        todo = {case: plan for case, plan in cases.items() if case not in self.outcomes}
-        self.outcomes.update(self.simulate(todo))
+        self.outcomes.update(self.simulate({case: plan for case, plan in cases.items() if case not in self.outcomes}))
         return self.known(cases)
 
     def known(self, cases: Iterable[Case]) -> dict[Case, Measurement]:
         """Return the measurements of those cases that were simulated."""
         return {case: found for case in cases if isinstance(found := self.outcomes.get(case), Measurement)}
 
+    def whole_case(self, plan: Plan) -> Case:
+        """Return the case of a plan for the whole model."""
+        return plan.case(self.exact, self.space.blocks.whole)
+
+    def action_case(self, around: Action, action: Action, rest: Action = AS_IT_IS) -> tuple[Case, Plan]:
+        """Return the case of an action on all blocks, of the copy if there is one, and perhaps on the rest of it."""
+        blocks = self.space.blocks
+        plan = Plan(around, (action,) * len(blocks.part.blocks) if action else (), rest)
+        return plan.case(self._exact_of(blocks.copy or self.exact.model), blocks.part), plan
+
+    def _exact_of(self, model: str) -> Case:
+        return self.exact.model_copy(update={"model": model})
+
     def _find_copy(self) -> None:
         """Simulate a copy with few blocks, and use it if its blocks are those of the model."""
         model = self.space.blocks.copy_of(self.exact.model) if self.exact.script is None else None
         if model is None:
             return
-        case = self.exact.model_copy(update={"model": model})
+        case = self._exact_of(model)
         copy = self.measured({case: Plan()}).get(case)
-        read = copy.blocks if copy is not None else None
-        if read is not None and self.space.blocks.is_told_by(read):
-            paths = tuple(block.path for block in read.blocks)
+        if copy is not None and copy.blocks is not None and self.space.blocks.is_told_by(copy.blocks):
+            paths = tuple(block.path for block in copy.blocks.blocks)
             self.space.blocks = replace(self.space.blocks, copy=model, copied=paths)
 
-    def whole_case(self, plan: Plan) -> Case:
-        """Return the case of a plan for the whole model."""
-        return plan.case(self.exact, self.space.blocks.whole)
+    # -- one way of computing -----------------------------------------------------------------------------------------
 
-    def surveyed(self) -> list[Around]:
-        """Return the ways of computing that were looked at."""
-        return [way.around for way in self.space.ways]
-
-    def _around_case(self, around: Around) -> Case:
-        return self.whole_case(Plan(around))
-
-    def _around_cases(self, several: Iterable[Around]) -> dict[Case, Plan]:
-        return {self._around_case(around): Plan(around) for around in several}
-
-    def action_case(self, around: Around, action: Action, rest: Action = AS_IT_IS) -> tuple[Case, Plan]:
-        """Return the case of an action on all blocks, of the copy if there is one, and perhaps on the rest of it."""
-        blocks = self.space.blocks
-        places = blocks.part
-        plan = Plan(around, (action,) * len(places.blocks) if action else (), rest)
-        exact = self.exact.model_copy(update={"model": blocks.copy}) if blocks.copy else self.exact
-        return plan.case(exact, places), plan
-
-    # -- one way of computing ---------------------------------------------------------------------------------------
-
-    def _way(self, around: Around, among: Collection[Action] | None = None) -> Effects | None:
+    def _way(self, around: Action, among: Collection[Action] | None = None) -> Way | None:
         """Learn what changes do in one way of computing; None if that cannot be simulated."""
-        case = self._around_case(around)
-        start = self.measured({case: Plan(around)}).get(case)
-        exact = Costs.of(start)
+        start, exact = self._told(around)
+        whole = self.outcomes[self.exact] if not around else None
+        start = whole if isinstance(whole, Measurement) else start
         if start is None or exact is None:
-            self._note(around, case)
+            self._note(around, self._cases(around)[0])
             return None
-        is_other = any("precision" in choice.changes for choice in around)  # in which more may be possible
-        possible = [each for each in self.choices.around if is_other or not self._is_refused(each)]
-        starts = [self.outcomes.get(self._around_case(way.around)) for way in self.space.ways]
-        known = of_optimizers(self.space.ways, starts, start)
-        wanted = [frozenset({each}) for each in possible if self._goes_with(each, around) and matters(each, start)]
+        is_other = any("precision" in each.changes for each in around)  # in which more may be possible
+        wanted = [
+            frozenset({each})
+            for each in self.candidates.around
+            if (is_other or not is_refusal(self.refused.get(each)))
+            and self._go_with([each], around)
+            and _matters(each, start)
+        ]
+        known = self._optimizers_in(start)
+        tried = [AS_IT_IS, *(frozenset({each}) for each in self.candidates.of_blocks)] if among is None else among
+        tried = [each for each in tried if self._go_with(each, around)]
         changes = [each for each in wanted if each not in known]
-        looked_at = [AS_IT_IS, *(frozenset({each}) for each in self.choices.of_blocks)] if among is None else among
-        looked_at = [each for each in looked_at if all(self._goes_with(choice, around) for choice in each)]
         # blocks first: with them plans can be made, should the time end before the rest is known
-        self.measured(dict(map(partial(self.action_case, around), looked_at)) | self._change_cases(around, changes))
-        learned = self._changes(around, changes, exact) | known
-        way = Effects(around, 1, exact, {each: learned[each] for each in wanted if each in learned})
-        self._learn(way, looked_at)
+        of_changes = {case: Plan(around | change) for change in changes for case in self._cases(around | change)}
+        self.measured(dict(self.action_case(around, each) for each in tried) | of_changes)
+        for change in changes:
+            self._note(change, self._cases(around | change)[0])
+            costs = self._costs(around | change)
+            if costs is not None:
+                known[change] = costs - exact
+        way = Way(around, 1, Costs.of(whole) or exact, {each: known[each] for each in wanted if each in known})
+        self._learn(way, tried)
         if self.space.blocks.paths and AS_IT_IS not in way.actions:
             return None  # time ended, or the copy cannot do what the model can: nothing is known of its blocks
         self.space.ways.append(way)
         return way
 
-    def _change_cases(self, around: Around, changes: Sequence[Around]) -> dict[Case, Plan]:
-        """Return the cases that tell what changes around the blocks do."""
-        return self._around_cases(around | change for change in changes)
+    def _told(self, around: Action, parts: int = 1) -> tuple[Measurement | None, Costs | None]:
+        """Simulate a step with changes around the blocks; return a measurement and the costs of the whole model."""
+        cases = self._cases(around)
+        found = self.measured(dict.fromkeys(cases, Plan(around)))
+        return found.get(cases[-1]), self._costs(around, parts)
 
-    def _changes(self, around: Around, changes: Sequence[Around], exact: Costs) -> dict[Around, Costs]:
-        """Return what each change around the blocks does, from simulated cases."""
-        learned = {}
-        for change in changes:
-            case = self._around_case(around | change)
-            self._note(change, case)
-            costs = Costs.of(self.outcomes.get(case))
-            if costs is not None:
-                learned[change] = costs - exact
-        return learned
+    def _cases(self, around: Action) -> list[Case]:
+        """Return what tells of changes around the blocks: two copies of a deep model, or else the model itself."""
+        model, blocks = self.exact.model, self.space.blocks
+        models = [with_blocks(model, count) for count in COPIES] if blocks.copy else [model]
+        return [Plan(around).case(self._exact_of(name), blocks.part) for name in models]
 
-    def _learn(self, way: Effects, more: Iterable[Action]) -> None:
+    def _costs(self, around: Action, parts: int = 1) -> Costs | None:
+        """Return the costs of the whole model, with changes around the blocks that were simulated."""
+        few, *more = (Costs.of(self.outcomes.get(case), parts) for case in self._cases(around))
+        if few is None or None in more:
+            return None
+        return few.at(self.space.blocks.places).towards(more[0], self._steps, AROUND) if more and more[0] else few
+
+    @property
+    def _steps(self) -> float:
+        """How many times the step from one copy to the other leads to the whole model."""
+        return (len(self.space.blocks.paths) - COPIES[0]) / (COPIES[1] - COPIES[0])
+
+    def _optimizers_in(self, start: Measurement) -> dict[Action, Costs]:
+        """Return what optimizers do, as learned in ways of computing with the same bytes of state and gradients."""
+        bytes_of = attrgetter("weights_bytes", "gradients_bytes", "optimizer_bytes")
+        found: dict[Action, Costs] = {}
+        for way in self.space.ways:
+            other = self.outcomes.get(self._cases(way.around)[-1])
+            if way.parts == 1 and isinstance(other, Measurement) and bytes_of(other) == bytes_of(start):
+                alone = (each for each in way.changes if all(one.changes == ("optimizer",) for one in each))
+                found |= {each: way.changes[each] for each in alone}
+        return found
+
+    def _learn(self, way: Way, more: Iterable[Action]) -> None:
         """Simulate actions where that was not done, and note their effects."""
         told = {action: self.action_case(way.around, action) for action in more}
         found = self.measured(dict(told.values()))
@@ -188,13 +244,13 @@ class Survey:
             return
         for action, (case, _) in told.items():
             self._note(action, case)
-            effect = effect_of(before, found[case], self.space.blocks) if case in found else None
+            effect = Effect.of(before, found[case], self.space.blocks) if case in found else None
             if effect is not None and (not action or effect.is_felt):
                 way.actions[action] = effect
 
-    def _learn_rest(self, way: Effects) -> None:
+    def _learn_rest(self, way: Way) -> None:
         """Learn what single actions do outside of the blocks, and in which modules."""
-        singles = [each for each in actions.best(way) if len(each) == 1 and not actions.recomputes(each)]
+        singles = [each for each in _best(way) if len(each) == 1 and not _recomputes(each)]
         told = {action: self.action_case(way.around, action, action) for action in singles}
         found = self.measured(dict(told.values()))
         blocks = tuple(f"{path}." for path in self.space.blocks.part.blocks)
@@ -203,32 +259,28 @@ class Survey:
             before = Costs.of(self.outcomes[self.action_case(way.around, action)[0]])
             if costs is not None and before is not None:
                 paths = dict.fromkeys(site.path for site in found[case].sites if not site.path.startswith("("))
-                (choice,) = action
-                self.space.blocks.rest[choice] = tuple(path for path in paths if not f"{path}.".startswith(blocks))
+                (candidate,) = action
+                self.space.blocks.rest[candidate] = tuple(path for path in paths if not f"{path}.".startswith(blocks))
                 rest = (costs - before).of_rest().at(self.space.blocks.places)
                 way.actions[action] = replace(way.actions[action], rest=rest)
 
-    def _note(self, change: Around, case: Case) -> None:
+    def _note(self, change: Action, case: Case) -> None:
         """Note the warnings of a single change, or why it was refused."""
         outcome = self.outcomes.get(case)
         if len(change) == 1 and outcome is not None:
-            (choice,) = change
+            (candidate,) = change
             if isinstance(outcome, Measurement):
-                self.space.warnings.setdefault(choice, outcome.warnings)
-            elif choice not in self.space.warnings:  # else it is possible, but not beside what it stood with here
-                self.refused.setdefault(choice, outcome)
-
-    def _is_refused(self, choice: Choice) -> bool:
-        """Whether a choice alone has nothing to do in the model, or cannot be: then it is tried with no other."""
-        return is_refusal(self.refused.get(choice))
+                self.space.warnings.setdefault(candidate, outcome.warnings)
+            elif candidate not in self.space.warnings:  # else it is possible, but not beside what it stood with here
+                self.refused.setdefault(candidate, outcome)
 
     @staticmethod
-    def _goes_with(choice: Choice, around: Around) -> bool:
-        return all(choice.stands_with(other) for other in around)
+    def _go_with(action: Iterable[Candidate], around: Action) -> bool:
+        return all(one.stands_with(other) for one, other in itertools.product(action, around))
 
-    # -- other ways of computing ------------------------------------------------------------------------------------
+    # -- micro-batches, and other ways of computing -------------------------------------------------------------------
 
-    def _cut(self, way: Effects) -> None:
+    def _cut(self, way: Way) -> None:
         """Learn of the same way of computing in micro-batches, down to those that hold next to nothing.
 
         Only the fewest are simulated: what belongs to samples shrinks with the micro-batch, and each one more takes the
@@ -236,69 +288,178 @@ class Survey:
         """
         held = way.exact.held.sum()
         wanted = {
-            choice: parts
-            for parts, choice in self.choices.in_parts[:_MOST_PARTS]
-            if held >= LEAST_SHARE * parts * (way.exact.base + held) and self._goes_with(choice, way.around)
+            each: parts
+            for parts, each in self.candidates.in_parts[:_MOST_PARTS]
+            if held >= LEAST_SHARE * parts * (way.exact.base + held) and self._go_with([each], way.around)
         }
         for fewest, count in wanted.items():
-            case = self._around_case(way.around | {fewest})
-            exact = Costs.of(self.measured({case: Plan(way.around | {fewest})}).get(case), count)
-            self._note(frozenset({fewest}), case)
+            around = way.around | {fewest}
+            _, exact = self._told(around, count)
+            self._note(frozenset({fewest}), self._cases(around)[0])
             if exact is None:
                 continue
-            self._cut_changes(way, fewest, count, exact)
-            for choice, parts in wanted.items():
+            # what matters between the passes is simulated in the fewest micro-batches, too
+            least = LEAST_SHARE * way.exact.peak
+            tops = [change for change, costs in way.changes.items() if abs(costs.top) >= least]
+            tops = [change for change in tops if self._go_with(change, around)]
+            self.measured({case: Plan(around | change) for change in tops for case in self._cases(around | change)})
+            for change in tops:
+                if (costs := self._costs(around | change, count)) is not None:
+                    self._cut_changes[change] = count, costs - exact
+            for each, parts in wanted.items():
                 if parts >= count:
-                    told = (text.replace(fewest.name, choice.name, 1) for text in self.space.warnings.get(fewest, ()))
-                    self.space.warnings.setdefault(choice, tuple(told))
-                    self._add_parts(way, choice, parts, way.exact.in_more_parts(parts, count, exact))
+                    told = (text.replace(fewest.name, each.name, 1) for text in self.space.warnings.get(fewest, ()))
+                    self.space.warnings.setdefault(each, tuple(told))
+                    self._add_parts(way, each, parts, way.exact.in_more_parts(parts, count, exact))
             return
 
-    def _cut_changes(self, way: Effects, fewest: Choice, parts: int, exact: Costs) -> None:
-        """Learn what changes that matter between the passes do in the fewest micro-batches."""
-        around = way.around | {fewest}
-        changes = [
-            change
-            for change, costs in way.changes.items()
-            if abs(costs.top) >= LEAST_SHARE * way.exact.peak and all(self._goes_with(each, around) for each in change)
-        ]
-        measured = self.measured(self._around_cases(around | change for change in changes))
-        for change in changes:
-            costs = Costs.of(measured.get(self._around_case(around | change)), parts)
-            if costs is not None:
-                self._in_parts[change] = parts, costs - exact
-
-    def _spread(self, way: Effects, first: Effects) -> None:
-        """Tell the same of another way of computing, from what micro-batches did in the first."""
-        for cut in [each for each in self.space.ways if each.parts > 1 and len(each.around) == 1]:
-            (choice,) = cut.around
-            if self._goes_with(choice, way.around):
-                slower = cut.exact.total_seconds / first.exact.total_seconds
-                self._add_parts(way, choice, cut.parts, way.exact.cut(cut.parts, slower))
-
-    def _add_parts(self, way: Effects, choice: Choice, parts: int, exact: Costs) -> None:
-        around = way.around | {choice}
+    def _add_parts(self, way: Way, candidate: Candidate, parts: int, exact: Costs) -> None:
+        around = way.around | {candidate}
         changes = {
-            each: change_in_parts(costs, parts, self._in_parts.get(each))
+            each: change_in_parts(costs, parts, self._cut_changes.get(each))
             for each, costs in way.changes.items()
-            if all(self._goes_with(change, around) for change in each)
+            if self._go_with(each, around)
         }
         acting = {each: effect.in_parts(parts) for each, effect in way.actions.items()}
-        self.space.ways.append(Effects(around, parts, exact, changes, acting))
+        self.space.ways.append(Way(around, parts, exact, changes, acting))
 
-    def _worth_a_look(self, first: Effects) -> list[Around]:
-        """Return the other ways of computing that nothing beats that trains as near to the exact step."""
-        others = actions.other_ways(self.choices.computing)
-        alone = [around for around in others if len(around) == 1]
-        self.measured(self._around_cases(alone))
+    def _worth_a_look(self) -> tuple[list[Action], list[Action]]:
+        """Return the other ways of computing that nothing beats that trains as near to the exact step; and the rest."""
+        kinds: dict[object, list[Candidate]] = {}
+        for each in self.candidates.computing:
+            kinds.setdefault(each.changes, []).append(each)
+        stacks = itertools.product(*([None, *alternatives] for alternatives in kinds.values()))
+        actions = [frozenset(each for each in stack if each is not None) for stack in stacks]
+        others = sorted((each for each in actions if each and stand_together(each)), key=len)
+        alone = [each for each in others if len(each) == 1]
+        self.measured({case: Plan(around) for around in alone for case in self._cases(around)})
         for around in alone:
-            self._note(around, self._around_case(around))
-        ways = [first.around, *(around for around in others if not any(map(self._is_refused, around)))]
-        found = self.measured(self._around_cases(ways))
-        needs = {
-            around: (seconds, needed_bytes(measured))
-            for around in ways
-            if (measured := found.get(self._around_case(around))) is not None
-            and (seconds := step_seconds_of(measured)) is not None
-        }
-        return [each for each in needs if each != first.around and not actions.is_beaten(each, needs)][:_MOST_WAYS]
+            self._note(around, self._cases(around)[0])
+        ways = [AS_IT_IS, *(each for each in others if not any(is_refusal(self.refused.get(one)) for one in each))]
+        self.measured({case: Plan(around) for around in ways for case in self._cases(around)})
+        needs: dict[Action, tuple[float, float]] = {}
+        for around in ways:
+            found, costs = self.known(self._cases(around)), self._costs(around)
+            if costs is not None:
+                few, *more = map(needed_bytes, found.values())
+                needs[around] = costs.total_seconds, few + (self._steps * (more[0] - few) if more else 0)
+        chosen = [each for each in needs if each and not _is_beaten(each, needs)][:_MOST_WAYS]
+        return chosen, [each for each in needs if each and each not in chosen]
+
+
+def _is_beaten(around: Action, needs: Mapping[Action, tuple[float, float]]) -> bool:
+    """Whether another way that trains as near is about as fast and as small; of equal ways the first is kept."""
+    places, mine = list(needs), needs[around]
+    return any(
+        training_of(other).is_as_near(training_of(around))
+        and all(one <= _ALIKE * two for one, two in zip(its, mine, strict=True))
+        and (math.prod(its), places.index(other)) < (math.prod(mine), places.index(around))
+        for other, its in needs.items()
+        if other != around
+    )
+
+
+def _matters(candidate: Candidate, exact: Measurement) -> bool:
+    """Whether what is changed is large enough a part of a step: optimizer state and gradients may not be."""
+    if not {"optimizer", "gradients"}.issuperset(candidate.changes):
+        return True
+    state = (exact.optimizer_bytes or 0) * (candidate.optimizer is None)  # another one has the same state
+    state += (exact.gradients_bytes or 0) * ("gradients" in candidate.changes)
+    seconds = exact.estimated.optimizer_seconds / exact.estimated.step_seconds if exact.estimated else 0.0
+    is_faster = candidate.optimizer is not None and seconds >= _LEAST_SECONDS
+    return is_faster or state / exact.peak_bytes >= LEAST_SHARE
+
+
+# -- which actions are worth it: those near the lower hull of what all blocks hold and take --------------------------
+
+_MOST_ACTIONS = 10  # that a plan is made of
+_MOST_COMPOUNDS = 10  # that are simulated
+_MOST_TOGETHER = 4  # single actions in a compound one
+_MOST_SINGLES = 12  # near the hull, of which compounds are made
+_SLACK = 0.02  # share of the hull's seconds that a compound may be above it, to be simulated
+_MOST_EXACT, _MOST_OTHERS = 3, 5  # that another way of computing looks at
+
+
+def near_hull(points: Mapping[Item, Point], most: int, slack: float = 0.0) -> list[Item]:
+    """Return the items on the lower hull, and the next nearest to it, ``most`` in all or those within ``slack`` of it.
+
+    Nearness is the share of the hull's seconds, above the fastest point, that an item takes more for its bytes.
+    """
+    corners = lower_hull(points.values())
+    if not corners:
+        return []
+
+    def on_hull(held: float) -> float:
+        """Return the least seconds with which so many bytes are held, between the corners."""
+        if held >= corners[-1][0]:
+            return corners[-1][1]
+        for (less, slow), (more, fast) in itertools.pairwise(corners):
+            if less <= held <= more:
+                return slow + (fast - slow) * (held - less) / (more - less)
+        return corners[0][1]
+
+    span = max(corners[0][1] - corners[-1][1], 1e-12)
+    gaps = {item: (seconds - on_hull(held)) / span for item, (held, seconds) in points.items()}
+    nearest = sorted(points, key=lambda item: gaps[item])
+    return nearest[: max(most, sum(gap <= slack for gap in gaps.values()))]
+
+
+def _points(way: Way) -> dict[Action, Point]:
+    """Return the bytes and seconds of all blocks, by action."""
+    held, seconds = float(way.exact.held.sum()), float(way.exact.seconds.sum())
+    return {
+        action: (held + float(effect.costs.held.sum()), seconds + float(effect.costs.seconds.sum()))
+        for action, effect in way.actions.items()
+    }
+
+
+def _exact(points: Mapping[Action, Point]) -> dict[Action, Point]:
+    return {action: point for action, point in points.items() if training_of(action).is_exact}
+
+
+def _recomputes(action: Action) -> bool:
+    return any(each.recomputes for each in action)
+
+
+def _compounds(way: Way) -> list[Action]:
+    """Return actions that do several things with a block, where what they should do together is near the hull.
+
+    Effects add up. A recomputed block saves only its input, on which packing acts as on all saved tensors.
+    """
+    points = _points(way)
+    predicted, (all_held, quick) = dict(points), points[AS_IT_IS]
+    near = [action for action in near_hull(points, _MOST_SINGLES) if action]
+    packing = [
+        action
+        for action in points
+        if action and all(each.scheme is not None and SAVED_TENSORS in each.scheme.claims for each in action)
+    ]
+    for again, other in itertools.product(filter(_recomputes, near), packing):
+        if stand_together(again | other):
+            (held, slow), (packed, slower) = points[again], points[other]
+            share = held / max(all_held, 1.0)
+            predicted[again | other] = share * packed, slow + share * (slower - quick)
+    others = [action for action in near if not _recomputes(action)]
+    for several in itertools.chain(*(itertools.combinations(others, count) for count in range(2, _MOST_TOGETHER + 1))):
+        action = AS_IT_IS.union(*several)
+        if stand_together(action):
+            held = all_held + sum(points[each][0] - all_held for each in several)
+            predicted[action] = max(0.0, held), quick + sum(points[each][1] - quick for each in several)
+    nearest = [*near_hull(_exact(predicted), 0, slack=_SLACK), *near_hull(predicted, 0, slack=_SLACK)]
+    return [action for action in dict.fromkeys(nearest) if action not in points][:_MOST_COMPOUNDS]
+
+
+def _keep_near_hull(way: Way) -> None:
+    """Drop all actions but those near the hull, of exact and of other gradients."""
+    points: dict[Action, Point] = {}
+    for action, point in sorted(_points(way).items(), key=lambda each: len(each[0])):
+        if point not in points.values():  # of several that do the same, the one of fewest parts
+            points[action] = point
+    kept = {AS_IT_IS, *near_hull(points, _MOST_ACTIONS), *near_hull(_exact(points), _MOST_ACTIONS // 2)}
+    way.actions = {action: effect for action, effect in way.actions.items() if action in kept}
+
+
+def _best(way: Way) -> list[Action]:
+    """Return the few actions nearest to the hull."""
+    points = _points(way)
+    return list(dict.fromkeys((AS_IT_IS, *near_hull(_exact(points), _MOST_EXACT), *near_hull(points, _MOST_OTHERS))))

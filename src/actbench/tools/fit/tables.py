@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final, NamedTuple
 
 from actbench.model.context import CONTEXT_BYTES
 from actbench.model.measured import Measurement
@@ -15,59 +16,69 @@ from actbench.report.sentences import failures, names_of_cases, warnings
 from actbench.report.tables.estimates import about_unknown
 from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column, Curve, SpreadValue, Value, change, step_time, with_spread
-from actbench.tools.fit.answer import answer, numbered, times
-from actbench.tools.fit.counts import about_crashed, is_crash
-from actbench.tools.fit.records import FitRecord, Tried, step_seconds_of
-from actbench.tools.fit.shortlist import Fitted, fitted, without_limit
+from actbench.tools.fit.answer import (
+    Fitted,
+    about_crashed,
+    answer,
+    each_once,
+    fitted,
+    numbered,
+    times,
+    without_limit,
+)
+from actbench.tools.fit.records import FitRecord, PlannedStep, is_crash, step_seconds_of
 from actbench.units import GIB, format_bytes, format_seconds
 
 FIT_TITLE = "What fits"
 
-
-def _at_peak(part: str, title: str) -> Column[Tried]:
-    def compute(tried: Tried) -> Value:
-        return getattr(tried.measured.peak_parts, part, None)
-
-    return Column(part, title, "bytes", compute, "lower", detail=2)
+_MOST_OPTIONS = 3  # plans whose row leaves out where schemes act, and below which they are written out
+_ADAPTERS = "Adapters are other parameters than those of the exact step: low-rank matrices added to frozen weights."
 
 
-def _differs(tried: Tried) -> str | None:
-    training = tried.training
-    found = [what for what in ("updates", "precision") if getattr(training, what) == "other"]
-    return ", ".join([*found, *(["adapters"] if training.trained == "adapters" else [])]) or None
+_AT_PEAK: dict[str, str] = {
+    "weights_bytes": "Weights at peak",
+    "gradients_bytes": "Gradients at peak",
+    "optimizer_bytes": "Optimizer state at peak",
+    "activation_bytes": "Activations at peak",
+    "temporary_bytes": "Temporaries at peak",
+}
 
 
-def _optimizer(tried: Tried) -> str:
-    return tried.record.case.optimizer or f"the model's own {tried.measured.optimizer}"
+def _optimizer(plan: PlannedStep) -> str:
+    return plan.optimizer or f"the model's own {plan.measurement.optimizer}"
 
 
-_COLUMNS: tuple[Column[Tried], ...] = (
-    Column("scheme", "Scheme", "text", lambda tried: tried.record.case.scheme, quiet=True),
-    Column("optimizer", "Optimizer", "text", _optimizer, quiet=True),
-    Column("plan", "Plan", "text", lambda tried: tried.name),
-    Column("need_bytes", "Need", "bytes", lambda tried: tried.need_bytes, "lower"),
-    Column("slowdown", "Time (est.)", "ratio", lambda tried: tried.slowdown, "lower"),
-    Column("gradient", "Gradient", "text", lambda tried: tried.training.gradient),
-    Column("gradient_error", "Gradient error", "number", lambda tried: tried.record.gradient_error, "lower"),
-    Column("differs", "Also changes", "text", _differs),
-    Column("joined", "Peak from", "text", lambda tried: "joined" if tried.record.joined else None, detail=1),
-    Column("estimated_step_seconds", "Step (est.)", "seconds", lambda tried: tried.seconds, "lower", detail=1),
-    Column("peak_bytes", "Peak", "bytes", lambda tried: tried.measured.peak_bytes, "lower", detail=1),
-    _at_peak("weights_bytes", "Weights at peak"),
-    _at_peak("gradients_bytes", "Gradients at peak"),
-    _at_peak("optimizer_bytes", "Optimizer state at peak"),
-    _at_peak("activation_bytes", "Activations at peak"),
-    _at_peak("temporary_bytes", "Temporaries at peak"),
-)
+def _differs(plan: PlannedStep) -> str | None:
+    found = [what for what in ("updates", "precision") if getattr(plan.training, what) == "other"]
+    return ", ".join([*found, *(["adapters"] if plan.training.trained == "adapters" else [])]) or None
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A plan, simulated or measured on a device.
+def _columns(found: Fitted | None = None) -> tuple[Column[PlannedStep], ...]:
+    """Return the columns of plans, of which some fit where their exact step is given."""
+    fits = [] if found is None else [Column[PlannedStep]("fits", "Fits", "flag", found.has_room_for)]
+    return (
+        Column("scheme", "Scheme", "text", lambda plan: plan.spec, quiet=True),
+        Column("optimizer", "Optimizer", "text", _optimizer, quiet=True),
+        Column("plan", "Plan", "text", lambda plan: plan.name),
+        Column("need_bytes", "Need", "bytes", lambda plan: plan.need_bytes, "lower"),
+        *fits,
+        Column("slowdown", "Time (est.)", "ratio", lambda plan: plan.slowdown, "lower"),
+        Column("gradient", "Gradient", "text", lambda plan: plan.gradient),
+        Column("gradient_error", "Gradient error", "number", lambda plan: plan.record.gradient_error, "lower"),
+        Column("differs", "Also changes", "text", _differs),
+        Column("joined", "Peak from", "text", lambda plan: "joined" if plan.record.joined else None, detail=1),
+        Column("estimated_step_seconds", "Step (est.)", "seconds", lambda plan: plan.seconds, "lower", detail=1),
+        Column("peak_bytes", "Peak", "bytes", lambda plan: plan.peak_bytes, "lower", detail=1),
+        *(Column(part, title, "bytes", partial(_at_peak, part), "lower", detail=2) for part, title in _AT_PEAK.items()),
+    )
 
-    Attributes:
-        simulated: The simulation that a measured row is compared with; None in the row of the simulation.
-    """
+
+def _at_peak(part: str, plan: PlannedStep) -> Value:
+    return getattr(plan.measurement.peak_parts, part, None)
+
+
+class _Row(NamedTuple):
+    """A plan, simulated or measured on a device; a measured one comes with its simulation."""
 
     name: str
     record: FitRecord
@@ -82,33 +93,16 @@ class _Row:
         return step_time(self.measured.step_seconds) if self.measured else None
 
 
-def _warnings(rows: Sequence[Tried]) -> list[str]:
-    """Return the warnings of the rows' simulations, each once, and the operators that are counted roughly."""
-    said = warnings((each.record.case.scheme, each.measured.warnings) for each in rows)
-    return [*(f"Warning: {text}" for text, _ in said), *about_unknown(each.measured.estimated for each in rows)]
-
-
-def _pairs(found: Fitted) -> list[_Row]:
-    """Return two rows for each measured plan: the simulation, and below it the measurement."""
-    tried = {without_limit(each.record.case): each for each in found.tried}
-    return [
-        row
-        for record in found.on_device
-        if (beside := tried.get(without_limit(record.case.model_copy(update={"meter": "simulated"})))) is not None
-        for row in (_Row(beside.name, beside.record), _Row(beside.name, record, beside.measured))
-    ]
-
-
 def _peak_off(row: _Row) -> Value:
     return change(row.measured.peak_bytes, row.simulated.peak_bytes) if row.measured and row.simulated else None
 
 
+def _estimate(row: _Row) -> Value:
+    return step_seconds_of(row.measured)
+
+
 def _step_off(row: _Row) -> Value:
     return change(row.step.value, step_seconds_of(row.simulated)) if row.step and row.simulated else None
-
-
-def _estimate_of(row: _Row) -> Value:
-    return step_seconds_of(row.measured) if row.measured else None
 
 
 _PAIR_COLUMNS: tuple[Column[_Row], ...] = (
@@ -119,21 +113,16 @@ _PAIR_COLUMNS: tuple[Column[_Row], ...] = (
     Column("peak_bytes", "Peak", "bytes", lambda row: row.record.outcome.peak_bytes),
     Column("peak_estimate_error", "Peak off by", "change", _peak_off),
     *with_spread("step_seconds", "Step", "seconds", lambda row: row.step),
-    Column("estimated_step_seconds", "Step", "seconds", _estimate_of, estimate_of="step_seconds"),
+    Column(
+        "estimated_step_seconds",
+        "Step",
+        "seconds",
+        lambda row: step_seconds_of(row.measured),
+        estimate_of="step_seconds",
+    ),
     Column("step_estimate_error", "Step off by", "change", _step_off),
     Column("failure", "Failure", "text", lambda row: getattr(row.record.outcome, "reason", None)),
 )
-
-
-def _notes_of_pairs(found: Fitted) -> list[str]:
-    """Return the devices of the measurements, and the reasons of failures."""
-    devices = dict.fromkeys(each.machine.gpu or each.machine.processor for each in found.on_device)
-    failed = ((each.case, each.case.scheme, each.outcome) for each in found.on_device)
-    where = f"Measured on {', '.join(devices)}, simulated for {found.case.device_profile}"
-    return [
-        f"{where}. Off by: how much more the simulation says.",
-        *failures(failed, names_of_cases),
-    ]
 
 
 def fit_tables(records: Sequence[FitRecord], title: str = FIT_TITLE) -> tuple[Table, ...]:
@@ -142,9 +131,9 @@ def fit_tables(records: Sequence[FitRecord], title: str = FIT_TITLE) -> tuple[Ta
     An exact step that does not fit, and for which there are no plans, comes last: plans over processes ask one process
     only for the blocks of the model.
     """
-    in_order = sorted(fitted(records), key=lambda found: len(found.tried) == 1 and not found.fits(found.exact))
+    in_order = sorted(fitted(records), key=lambda found: len(found.tried) == 1 and not found.has_room_for(found.exact))
     tables = [table for found in in_order for table in tables_of(found, title)]
-    first, *others = tables or [fill(title, _COLUMNS, [])]
+    first, *others = tables or [fill(title, _columns(), [])]
     lost = about_crashed({each.case: each.outcome for each in records if is_crash(each.outcome)}, None)
     return (replace(first, lead=(*first.lead, *lost)), *others)
 
@@ -156,56 +145,49 @@ def tables_of(found: Fitted, title: str, verdict: Sequence[str] = ()) -> tuple[T
     """
     rows = "" if found.case.rows is None else f"batch {found.case.rows}, "
     about = f"{found.case.model}, {rows}on {found.case.device_profile}"
-    shown = _each_once([*found.usual(), *found.listed()])
+    shown = each_once([*found.usual(), *found.listed()])
     if not found.has_shortlist:
         title = "No simulated plan fits; what needs least"
-        if any(map(found.fits, found.listed())):
+        if any(map(found.has_room_for, found.listed())):
             title = f"Fits only at more than {times(found.max_slowdown)} the exact step's time"
     numbers = {id(plan): number for number, plan in enumerate(numbered(found), 1)}
-    number = Column[Tried]("number", "No.", "count", lambda tried: numbers.get(id(tried)))
-    adapts = found.exact.training.trained == "all" and any(each.training.trained == "adapters" for each in shown)
-    why = "Adapters are other parameters than those of the exact step: low-rank matrices added to frozen weights."
-    notes = [*_options(shown, numbers), *([why] if adapts else []), *_warnings(shown), *_notes(found)]
-    table = fill(f"{title}: {about}", (number, *_columns_with_fits(found)), shown, notes)
-    tables = [replace(table, lead=tuple(verdict) or answer(found))]
-    pairs = _pairs(found)
-    if pairs:
-        tables.append(fill(f"Measured and estimated: {about}", _PAIR_COLUMNS, pairs, _notes_of_pairs(found)))
-    return (*tables, *_frontiers(found, about))
+    number = Column[PlannedStep]("number", "No.", "count", lambda plan: numbers.get(id(plan)))
+    written = [each for each in shown if id(each) in numbers and ",only=" in each.spec][:_MOST_OPTIONS]
+    notes = [f"Plan {numbers[id(each)]} as options: {_options(each.record.case)}" for each in written]
+    if found.exact.training.trained == "all" and any(each.training.trained == "adapters" for each in shown):
+        notes.append(_ADAPTERS)
+    notes += [f"Warning: {text}" for text, _ in warnings((each.spec, each.measurement.warnings) for each in shown)]
+    notes += [*about_unknown(each.measurement.estimated for each in shown), *_notes(found)]
+    table = fill(f"{title}: {about}", (number, *_columns(found)), shown, notes)
+    return (replace(table, lead=tuple(verdict) or answer(found)), *_pairs(found, about), *_frontiers(found, about))
 
 
-_MOST_OPTIONS = 3
-
-
-def _options(rows: Sequence[Tried], numbers: Mapping[int, int]) -> list[str]:
-    """Return the options of the first plans whose row leaves out where schemes act."""
-    written = [each for each in rows if id(each) in numbers and ",only=" in each.record.case.scheme][:_MOST_OPTIONS]
-    return [f"Plan {numbers[id(each)]} as options: {spec_of(each.record.case)}" for each in written]
-
-
-def _each_once(plans: Iterable[Tried]) -> list[Tried]:
-    return list({id(each): each for each in plans}.values())
-
-
-def spec_of(case: Case) -> str:
-    """Return the words by which ``measure`` and ``sweep`` take the plan of a case."""
+def _options(case: Case) -> str:
     optimizer = f" --optimizer {case.optimizer}" if case.optimizer else ""
     return f"-s {shlex.quote(case.scheme)}{optimizer}"
 
 
-def _columns_with_fits(found: Fitted) -> tuple[Column[Tried], ...]:
-    fits = Column[Tried]("fits", "Fits", "flag", found.fits)
-    place = [column.key for column in _COLUMNS].index("slowdown")
-    return (*_COLUMNS[:place], fits, *_COLUMNS[place:])
+def _pairs(found: Fitted, about: str) -> Iterator[Table]:
+    """Yield the table of measured plans, if there are any: the simulation of each, and below it the measurement."""
+    tried, rows = {without_limit(each.record.case): each for each in found.tried}, list[_Row]()
+    for record in found.on_device:
+        beside = tried.get(without_limit(record.case.model_copy(update={"meter": "simulated"})))
+        if beside is not None:
+            rows += [_Row(beside.name, beside.record), _Row(beside.name, record, beside.measurement)]
+    if rows:
+        devices = dict.fromkeys(each.machine.gpu or each.machine.processor for each in found.on_device)
+        failed = ((each.case, each.case.scheme, each.outcome) for each in found.on_device)
+        where = f"Measured on {', '.join(devices)}, simulated for {found.case.device_profile}"
+        said = [f"{where}. Off by: how much more the simulation says.", *failures(failed, names_of_cases)]
+        yield fill(f"Measured and estimated: {about}", _PAIR_COLUMNS, rows, said)
 
 
 def _frontiers(found: Fitted, about: str) -> Iterator[Table]:
     """Yield the frontier with exact gradients, and that with any if it is another."""
-    columns = _columns_with_fits(found)
     for exact, gradients in ((True, "exact"), (False, "any")):
         front = found.frontier(exact=exact)
         if len(front) > 1 and (exact or front != found.frontier(exact=True)):
-            table = fill(f"Frontier of memory and time, {gradients} gradients: {about}", columns, front)
+            table = fill(f"Frontier of memory and time, {gradients} gradients: {about}", _columns(found), front)
             keys = {"label": "plan", "seconds": "estimated_step_seconds", "bytes": "need_bytes"}
             drawn = Curve(f"{gradients} gradients", about, limit_bytes=found.limit_bytes, **keys)
             yield replace(table, curve=drawn)
@@ -224,31 +206,25 @@ def _notes(found: Fitted) -> list[str]:
     settings += [f"autocast {case.autocast}"] if case.autocast else []
     settings += [f"optimizer {case.optimizer}"] if case.optimizer else []
     joined = sum(each.record.joined for each in found.tried)
-    plans = f"{_were(len(found.tried) - joined)} simulated whole"
+    whole = len(found.tried) - joined
+    plans = f"{'1 plan was' if whole == 1 else f'{whole} plans were'} simulated whole"
     plans += f", {joined} joined from traces of blocks" if joined else ""
     alone = "Unchanged" if base == "exact" else f"With {base} alone"
     needs, takes = format_bytes(found.exact.need_bytes), format_seconds(found.exact.seconds)
-    fits = f" and takes {takes}" if found.fits(found.exact) else f": it does not fit (it would take {takes})"
+    fits = f" and takes {takes}" if found.has_room_for(found.exact) else f": it does not fit (it would take {takes})"
+    exact, other = found.uniform(exact=True), found.uniform(exact=False)
+    uniform = []
+    for gradients, plan in (("exact", exact), ("any", None if other is exact else other)):
+        if plan is not None and plan is not found.exact:
+            costs_of = f"{format_bytes(plan.need_bytes)}, {plan.slowdown:.2f}x the time"
+            uniform.append(f"The same for all blocks, {gradients} gradients: {costs_of}: {plan.name}.")
     return [
         f"{', '.join(settings)[0].upper()}{', '.join(settings)[1:]}; {plans}.",
         f"{alone}, a step needs {needs}{fits}. Times are estimated.",
         *([] if case.device_profile == "cpu" else [_CONTEXT]),
         *([] if base == "exact" else [f"Every plan has {base}, and so has the exact step."]),
-        *_about_uniform(found),
+        *uniform,
     ]
-
-
-def _were(count: int) -> str:
-    return "1 plan was" if count == 1 else f"{count} plans were"
-
-
-def _about_uniform(found: Fitted) -> Iterator[str]:
-    """Yield what the fastest plans need and take that treat all blocks alike."""
-    exact, other = found.uniform(exact=True), found.uniform(exact=False)
-    for gradients, uniform in (("exact", exact), ("any", None if other is exact else other)):
-        if uniform is not None and uniform is not found.exact:
-            costs = f"{format_bytes(uniform.need_bytes)}, {uniform.slowdown:.2f}x the time"
-            yield f"The same for all blocks, {gradients} gradients: {costs}: {uniform.name}."
 
 
 FITTED: Final = Kind("fit", FitRecord, fit_tables, FIT_TITLE)

@@ -53,7 +53,7 @@ def _remedy(case: Case, measured: Measurement, command: Command) -> Iterator[str
         else:
             yield f"{scheme} may help, {reason}; to see what it saves: {command('--scheme', scheme)}"
         return
-    from actbench.tools.fit.paste import lines_for  # of what is stored, nothing is asked of torch
+    from actbench.tools.fit.codegen import lines_for  # of what is stored, nothing is asked of torch
 
     saved = 1 - known.needed_bytes / run_bytes(measured)
     lacks = f", {format_bytes(known.over_limit_bytes)} more than there is," if known.over_limit_bytes else ""

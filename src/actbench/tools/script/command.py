@@ -334,7 +334,7 @@ def _with_options(script: Script, *options: str) -> str:
 
 
 def _worth_trying(record: MeasuredRecord, command: Callable[..., str]) -> list[str]:
-    from actbench.tools.fit.paste import lines_for
+    from actbench.tools.fit.codegen import lines_for
     from actbench.tools.script.answer import planning
     from actbench.tools.script.suggestions import free_remedies, suggestions
 

@@ -1,4 +1,4 @@
-"""The stored answer to a whole ``fit`` command: the same command shows it again without torch.
+"""Caches the answer to a whole ``fit`` command: the same command shows it again without torch.
 
 A search needs the outcomes of its cases to know which case comes next, and what makes plans imports torch. So the rows
 of a results file alone cannot answer a command: what it showed is kept beside them.
@@ -37,6 +37,8 @@ class Shown:
         remarks: What else there is to say.
         is_possible: Whether something fits.
         records: Returns the records of what was simulated of the model itself.
+        is_whole: Whether all was tried, and nothing crashed.
+        path: The results file, if one is kept.
     """
 
     tables: tuple[Table, ...]
@@ -45,13 +47,15 @@ class Shown:
     remarks: tuple[str, ...]
     is_possible: bool
     records: Callable[[], Sequence[FitRecord]]
+    is_whole: bool = True
+    path: Path | None = None
 
 
-class Question:
-    """A command, with all that decides what it shows, and the place of its answer.
+class CachedAnswer:
+    """The place of the answer to a command, by all that decides what it shows.
 
     Another code of actbench, another torch, another machine, and another content of a file that the command names make
-    another question.
+    another place.
 
     Args:
         case: The case of the exact step, as its flags have it.
@@ -61,7 +65,7 @@ class Question:
     """
 
     def __init__(self, case: Case, schemes: Sequence[str], flags: Mapping[str, Any], output: Path) -> None:
-        here = machine()
+        here, root = machine(), Path(__file__).parents[2]
         found = {
             "case": case.model_dump(mode="json"),
             "schemes": list(schemes),
@@ -70,14 +74,18 @@ class Question:
             "files": Contents().of(case.model_copy(update={"scheme": "+".join(schemes)})),
             "versions": [platform.python_version(), *map(version_of, _LIBRARIES)],
             "packages": sorted({each.package for each in plugins.installed("schemes").values()}),
-            "code": _code(),
+            # a checkout has many states of one version
+            "code": [
+                [str(file.relative_to(root)), (state := file.stat()).st_size, state.st_mtime_ns]
+                for file in sorted(root.rglob("*.py"))
+            ],
             "machine": [*here.identity, here.cores],
         }
         name = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:16]
         folder = output.with_suffix(".answers") if output.suffix == ".jsonl" else output / "answers"
         self._file = folder / f"{name}.json"
 
-    def stored(self) -> Shown | None:
+    def read(self) -> Shown | None:
         """Return what the command showed when it had tried all; None if it has not, or its rows are gone."""
         try:
             data = json.loads(self._file.read_bytes())
@@ -95,17 +103,19 @@ class Question:
             lambda: _records(results, data["bytes"], data["records"]),
         )
 
-    def keep(self, shown: Shown, results: Path) -> None:
-        """Store an answer from all simulations, the rows of which are in ``results``.
+    def write(self, shown: Shown) -> None:
+        """Store an answer if it is one from all simulations, the rows of which are in its results file.
 
         Raises:
             StoreError: The file cannot be written.
         """
-        length = lines.split(results).whole_bytes
+        if not shown.is_whole or shown.path is None:
+            return
+        length = lines.split(shown.path).whole_bytes
         data = {
-            "results": str(results.absolute()),
+            "results": str(shown.path.absolute()),
             "bytes": length,
-            "digest": _digest(results, length),
+            "digest": _digest(shown.path, length),
             "tables": [_data_of(table) for table in shown.tables],
             "code": shown.code,
             "remarks": shown.remarks,
@@ -116,13 +126,6 @@ class Question:
 
 
 _LIBRARIES = ("torch", "torchvision", "transformers", "torchao")
-
-
-def _code() -> list[list[str | int]]:
-    """Return what tells one state of the code from another: a checkout has many of one version."""
-    root = Path(__file__).parents[2]
-    files = ((file, file.stat()) for file in sorted(root.rglob("*.py")))
-    return [[str(file.relative_to(root)), state.st_size, state.st_mtime_ns] for file, state in files]
 
 
 def _digest(file: Path, length: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from madeup import LAYERS
 
-from actbench.tools.fit.words import is_uniform, sentence, short
+from actbench.tools.fit.describe import is_uniform, sentence, short
 
 STAGES = tuple(f"layer{stage}.{place}" for stage, count in ((1, 3), (2, 4)) for place in range(count))
 TWO = tuple(f"model.{half}.layers.{place}" for half in ("encoder", "decoder") for place in range(4))

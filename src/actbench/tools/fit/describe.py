@@ -1,4 +1,4 @@
-"""A plan in words: which schemes act on which blocks, as read from its specification."""
+"""Describes a plan in words: which schemes act on which blocks, as read from its specification."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ NUMBERED = re.compile(r"(.*\D|)(\d+)(\D*)")
 
 _RANGE = re.compile(r"(.*)\[(\d+)-(\d+)\](.*)")
 _FEW = 2  # paths outside of blocks; more are counted
-
-Group = tuple[str, str]
-"""What stands before and after the number of a block in its path."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,10 @@ def parts_of(spec: str, blocks: Sequence[str], base: str = "exact") -> list[Part
     """
     always = [str(part) for part in parse_spec(base)]
     found = [part for part in parse_spec(spec) if str(part) not in (*always, "exact")]
-    placed = [(_bare(part), *_places(part, blocks)) for part in found]
+    placed = []
+    for part in found:
+        options = {key: each for key, each in part.options.items() if key != _ONLY}
+        placed.append((str(SpecPart(part.name, part.value, options)), *_places(part, blocks)))
     done: dict[str, list[str]] = {}  # the names of what is done with each block
     for name, inside, _ in placed:
         for path in inside:
@@ -109,15 +109,14 @@ def _and(texts: Sequence[str]) -> str:
     return f"{', '.join(texts[:-1])} and {texts[-1]}" if len(texts) > 1 else texts[0]
 
 
-def _bare(part: SpecPart) -> str:
-    return str(SpecPart(part.name, part.value, {key: each for key, each in part.options.items() if key != _ONLY}))
-
-
 def _places(part: SpecPart, blocks: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """Return the blocks that a part is limited to, and other patterns; both are empty if it is not limited."""
     known, inside, others = set(blocks), list[str](), list[str]()
     for pattern in filter(None, part.options.get(_ONLY, "").split("/")):
-        paths = _expanded(pattern)
+        paths = [pattern]
+        if matched := _RANGE.fullmatch(pattern):
+            before, first, last, after = matched.groups()
+            paths = [f"{before}{number}{after}" for number in range(int(first), int(last) + 1)]
         if known.issuperset(paths):
             inside += paths
         else:
@@ -125,49 +124,30 @@ def _places(part: SpecPart, blocks: Sequence[str]) -> tuple[list[str], tuple[str
     return inside, tuple(others)
 
 
-def _expanded(pattern: str) -> list[str]:
-    matched = _RANGE.fullmatch(pattern)
-    if matched is None:
-        return [pattern]
-    before, first, last, after = matched.groups()
-    return [f"{before}{number}{after}" for number in range(int(first), int(last) + 1)]
-
-
 def _numbers(chosen: Sequence[str], blocks: Sequence[str]) -> list[str]:
     """Return chosen blocks as ranges: ``0-10``, or ``layer1.0-2`` if not all blocks are in one list."""
-    numbered = {path: _numbered(path) for path in blocks}
+    numbered: dict[str, tuple[tuple[str, str], int]] = {}  # what stands around the number of each block, -1 for none
+    for path in blocks:
+        matched = NUMBERED.fullmatch(path)
+        numbered[path] = ((matched[1], matched[3]), int(matched[2])) if matched else ((path, ""), -1)
     groups = list(dict.fromkeys(group for group, _ in numbered.values()))
-    shared = _shared([before for before, _ in groups])
-    found: dict[Group, list[int]] = {}
+    names = [before.split(".") for before, _ in groups]
+    count = next((n for n, each in enumerate(zip(*names, strict=False)) if len(set(each)) > 1), 0)
+    shared = "".join(f"{name}." for name in names[0][:count])
+    found: dict[tuple[str, str], list[int]] = {}
     for path in chosen:
         group, number = numbered[path]
         found.setdefault(group, []).append(number)
     texts = []
     for (before, after), numbers in found.items():
         begin, end = ("", "") if len(groups) == 1 else (before[len(shared) :], after)
-        for first, last in rows_of(sorted(numbers)):
+        for first, last in ranges_of(sorted(numbers)):
             row = str(first) if first == last else f"{first}-{last}"
-            texts.append(f"{begin}{'' if row == _NONE else row}{end}")
+            texts.append(f"{begin}{'' if row == '-1' else row}{end}")
     return texts
 
 
-_NONE = "-1"
-"""The number of a path without one."""
-
-
-def _numbered(path: str) -> tuple[Group, int]:
-    matched = NUMBERED.fullmatch(path)
-    return ((matched[1], matched[3]), int(matched[2])) if matched else ((path, ""), int(_NONE))
-
-
-def _shared(texts: Sequence[str]) -> str:
-    """Return the names of a path that all texts begin with."""
-    found = [each.split(".") for each in texts]
-    count = next((n for n, names in enumerate(zip(*found, strict=False)) if len(set(names)) > 1), 0)
-    return "".join(f"{name}." for name in found[0][:count])
-
-
-def rows_of(numbers: Sequence[int]) -> list[tuple[int, int]]:
+def ranges_of(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Return the first and the last of numbers in a row, from ascending ones."""
     starts = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)]
     ends = [*(before for before, after in pairwise(numbers) if after != before + 1), numbers[-1]]
