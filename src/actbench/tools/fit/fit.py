@@ -26,6 +26,7 @@ from actbench.report.sentences import failures
 from actbench.report.store import Store
 from actbench.report.tables import Table
 from actbench.run import runner
+from actbench.run.cellprogress import shown_in_cell
 from actbench.run.recipes.sections import Planned
 from actbench.simulator import profiles
 from actbench.simulator.profiles import DeviceProfile
@@ -224,8 +225,10 @@ def fit(
         asked = Asked(max_slowdown=max_slowdown, exact=exact, optimizer=optimizer)
     except ValidationError as error:
         raise UsageError(f"actbench.fit: {'; '.join(explain(error, given, {'': Case}))}") from None
-    means = Means(None if output is None else Path(output), schemes=schemes, jobs=jobs, budget_seconds=budget_seconds)
-    return find(step, asked, means)
+    path = None if output is None else Path(output)
+    with shown_in_cell() as told:
+        means = Means(path, schemes=schemes, jobs=jobs, budget_seconds=budget_seconds, progress=told)
+        return find(step, asked, means)
 
 
 def find(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> FitResult:
