@@ -51,6 +51,7 @@ class Advised(Data):
         is_slow: Whether a simulation takes so long that none was made, or that it was ended.
         is_search_slow: Whether the search for the largest batch was ended by its time.
         limit_seconds: After how long a simulation was ended; None in older records.
+        is_full: Whether simulations were given all the time of the case.
     """
 
     scheme: str | None = None
@@ -61,6 +62,7 @@ class Advised(Data):
     is_slow: bool = False
     is_search_slow: bool = False
     limit_seconds: NonNegativeFloat | None = None
+    is_full: bool = False
 
 
 class Mesh(Data):
@@ -294,7 +296,8 @@ class Measurement(Displayed, OutcomeData):
             simulated card that is what a CUDA context leaves (in older records, all of it).
         over_limit_bytes: Bytes needed beyond this limit, if the meter can go on past it; None if the step fits. It
             exceeds ``peak_bytes`` minus the limit if memory is lost between the blocks of CUDA's allocator.
-        growth: What each step of a script leaves for good; None if its memory does not grow, and in older records.
+        growth: What each step of a script leaves, for good or in cycles; None if its memory does not grow, and in older
+            records.
         free_remedies: What lets a script's steps need less and costs nothing; empty in older records.
         events: What each part of a script's whole run needs, in order; empty where only steps were run.
         reserved_bytes: Peak reserved by the allocator's pool (CUDA).

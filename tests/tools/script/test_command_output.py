@@ -93,11 +93,13 @@ def test_a_full_answer_is_of_a_bench_with_time_and_of_a_script_by_itself(
 
     assert "With checkpoint it needs 5.00 GiB" in cli("run", "--full-answer", "train.py").out
     monkeypatch.setattr("actbench.tools.script.command.FOLLOWED_UP", "fakescript")
-    for limit, command in ((20, "actbench run --full-answer train.py"), (500, "actbench run --timeout 3600 train.py")):
-        train.write_text(f"ADVISED = {{'is_slow': True, 'is_search_slow': True, 'limit_seconds': {limit}}}\n")
+    for is_full, limit, options in ((False, 0, ""), (True, 500, " --timeout 3600"), (True, 5000, " --timeout 10000")):
+        slow = {"is_slow": True, "is_search_slow": True, "limit_seconds": limit, "is_full": is_full}
+        train.write_text(f"ADVISED = {slow}\n")
         *_, remedy, largest = cli("run", "--force", "train.py").out.splitlines()
-        assert remedy.endswith(command.replace("run ", "run --force "))
-        assert largest.endswith(command.replace("run ", "run --force "))
+        assert ("(no time was left to simulate it)" in remedy) == (limit == 0)
+        assert remedy.endswith(f"actbench run --force --full-answer{options} train.py")
+        assert largest.endswith(f"actbench run --force --full-answer{options} train.py")
     for other in (("-s", "checkpoint"), ("--columns", "peak"), ("--meter", "cpu")):
         cli.refused("run", "--full-answer", *other, "train.py", naming="leave out --scheme, --columns, --meter")
 

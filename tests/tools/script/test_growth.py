@@ -6,6 +6,7 @@ import gc
 import itertools
 from collections import UserList, deque
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -184,9 +185,20 @@ def where_no_line_fills_it() -> tuple[Callable[[Tensor, int], object], str]:
     return lambda y, number: deque.append(ring, y), "ring"
 
 
-def in_an_object_of_a_library() -> tuple[Callable[[Tensor, int], object], str]:
+def in_a_list_of_a_class() -> tuple[Callable[[Tensor, int], object], str]:
     outputs = UserList[Tensor]()
     return lambda y, number: outputs.append(y), "outputs.append(y)"
+
+
+def in_a_namespace() -> tuple[Callable[[Tensor, int], object], str]:
+    state = SimpleNamespace(made=[])
+    return lambda y, number: state.made.append(y), "state.made.append(y)"
+
+
+def in_an_object_of_a_library() -> tuple[Callable[[Tensor, int], object], str]:
+    metric: Any = torch.nn.Module()
+    metric.gathered = []
+    return lambda y, number: metric.gathered.append(y), "metric.gathered.append(y)"
 
 
 @pytest.mark.parametrize(
@@ -199,6 +211,8 @@ def in_an_object_of_a_library() -> tuple[Callable[[Tensor, int], object], str]:
         (by_the_graph_of_a_sum, "graph"),
         (by_a_graph_of_packed_tensors, "graph"),
         (where_no_line_fills_it, "container"),
+        (in_a_list_of_a_class, "container"),
+        (in_a_namespace, "container"),
         (in_an_object_of_a_library, "library"),
     ],
 )

@@ -47,6 +47,6 @@ def _outermost(spans: Sequence[ModuleSpan]) -> tuple[ModuleSpan, ...]:
     """Return the spans of as many levels as a record has room for, each before those within it."""
     levels = Counter(span.module.count(".") for span in spans)
     sums = accumulate(levels[level] for level in range(max(levels, default=-1) + 1))
-    shown = sum(amount <= MODULE_SPANS for amount in sums)
+    shown = max(1, sum(amount <= MODULE_SPANS for amount in sums))
     kept = [span for span in spans if span.module.count(".") < shown]
-    return tuple(sorted(kept, key=lambda span: (span.start, -span.end, span.module.count("."))))
+    return tuple(sorted(kept, key=lambda span: (span.start, -span.end, span.module.count("."))))[:MODULE_SPANS]

@@ -24,7 +24,7 @@ from actbench.tools.script.arrivals import changed, on_arrival
 _SCANNED_ALIKE, _SCANNED = 64, 100_000
 """Over how many batches of one size, and over how many in all a loader's largest batch is looked for."""
 
-_SECONDS = 2.0
+_SECONDS = 0.5
 _MORE = 1.1
 """How many times as large a batch has to be to be told."""
 
@@ -64,9 +64,9 @@ class Ahead:
     def __init__(self) -> None:
         self._waiting: WeakSet[DataLoader[Any]] = WeakSet()
         self._trainers: WeakSet[Any] = WeakSet()
-        self._given: list[Any] = []
+        self._evaluated: set[int | None] = set()
+        self._given: list[tuple[Callable[[Any], Any], Any]] = []
         self._left: Iterator[Any] = iter(())
-        self._load: Callable[[Any], Any] = lambda index: index
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -85,29 +85,31 @@ class Ahead:
         """Return the batches of an epoch; of one that trains, what is given is noted."""
         self._waiting.discard(loader)
         if not torch.is_grad_enabled():
+            self._evaluated.add(loader.batch_size)
             return batches
-        self._given, self._left, self._load = [], batches, load
-        return self._giving(batches, self._given)
+        self._left = batches
+        return self._giving(batches, load)
 
-    def _giving(self, batches: Iterator[Any], given: list[Any]) -> Iterator[Any]:
+    def _giving(self, batches: Iterator[Any], load: Callable[[Any], Any]) -> Iterator[Any]:
         for batch in batches:
-            given.append(batch)
+            self._given.append((load, batch))
             yield batch
 
     def told(self, built: Built) -> Built:
         """Return what is known of a run with what its loaders would still give."""
         more: dict[str, Any] = {}
         with suppress(Exception):  # of a data set that cannot be read twice: nothing is known
-            given = scan(iter(self._given), self._load, _SECONDS).sizes
-            later = scan(self._left, self._load, _SECONDS).sizes
-            if given and later and max(later) > _MORE * max(given):
-                more["larger_batches"] = max(later) / max(given)
-        rows = [loader.batch_size or 0 for loader in self._waiting]
-        for trainer in self._trainers:
-            if trainer.args.eval_strategy != "no" and trainer.eval_dataset is not None:
-                rows.append(trainer.args.eval_batch_size)
-        if built.batch_size is not None and max(rows, default=0) > built.batch_size:
-            more["waiting_rows"] = max(rows)
+            largest, until = 0, time.monotonic() + _SECONDS
+            for load, batch in self._given:
+                largest = max(largest, _bytes(load(batch)))
+            if largest and time.monotonic() < until:  # else reading ahead takes too long
+                found = max(scan(self._left, self._given[-1][0], _SECONDS).sizes, default=0)
+                more |= {"larger_batches": found / largest} if found > _MORE * largest else {}
+        with suppress(AttributeError):  # of a Trainer of another make
+            evaluating = (each for each in self._trainers if each.args.eval_strategy != "no" and each.eval_dataset)
+            rows = {loader.batch_size for loader in self._waiting} | {each.args.eval_batch_size for each in evaluating}
+            largest = max((each for each in rows - self._evaluated if each is not None), default=0)
+            more |= {"waiting_rows": largest} if largest > (built.batch_size or largest) else {}
         return built.model_copy(update=more)
 
 

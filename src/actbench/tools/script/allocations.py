@@ -118,7 +118,6 @@ class Allocations(Counting):
         step.peak_at = 1 + trace.peak_at(str(begun), str(ended))
         step.peak_bytes = self._unseen_bytes + trace.peak_bytes(str(begun), str(ended))
         step.live_bytes = self._unseen_bytes + trace.live_bytes(str(collected))
-        step.cyclic_bytes = trace.live_bytes(str(ended)) - trace.live_bytes(str(collected))
         step.begun, step.updating, step.ended = until(begun), until(step.updating), until(ended)
         step.collected = [(step.ended, until(collected))]
         step.forwards = [(until(first), until(last)) for first, last in step.forwards]

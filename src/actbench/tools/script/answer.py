@@ -47,9 +47,11 @@ def _remedy(case: Case, measured: Measurement, command: Command) -> Iterator[str
     if known.scheme is None or known.needed_bytes is None:
         scheme, reason = found[0].scheme, found[0].reason
         if known.is_slow:
-            limit = format_seconds(known.limit_seconds or WORTH_SECONDS)
-            sees = f"to see what it saves (a simulation takes more than {limit})"
-            yield f"{scheme} may help, {reason}; {sees}: {command(*_more_time(case, known))}"
+            limit = WORTH_SECONDS if known.limit_seconds is None else known.limit_seconds
+            why = (
+                f"a simulation takes more than {format_seconds(limit)}" if limit else "no time was left to simulate it"
+            )
+            yield f"{scheme} may help, {reason}; to see what it saves ({why}): {command(*_more_time(known))}"
         else:
             yield f"{scheme} may help, {reason}; to see what it saves: {command('--scheme', scheme)}"
         return
@@ -84,16 +86,16 @@ def _largest(record: MeasuredRecord, measured: Measurement, command: Command) ->
     is_slow = known is not None and known.is_search_slow
     slow = "a search did not end in its time"
     if not case.script.whole:
-        why, options = (f" ({slow})", _more_time(case, known)) if known and is_slow else ("", ("--max-batch",))
+        why, options = (f" ({slow})", _more_time(known)) if known and is_slow else ("", ("--max-batch",))
         yield f"To find the largest batch that fits, by more simulations{why}: {command(*options)}"
     elif is_slow:
         yield f"The largest batch whose steps fit is not known: {slow}; --max-batch in place of --whole finds it."
 
 
-def _more_time(case: Case, known: Advised) -> tuple[str, ...]:
+def _more_time(known: Advised) -> tuple[str, ...]:
     """Return the options that give an answer more time: that of the case, or more than it had with all of that."""
-    had_all = case.script is not None and not case.script.whole and (known.limit_seconds or 0) > WORTH_SECONDS
-    return ("--timeout", "3600") if had_all else ("--full-answer",)
+    longer = max(3600, 2 * round(known.limit_seconds or 0))
+    return ("--full-answer", "--timeout", str(longer)) if known.is_full else ("--full-answer",)
 
 
 def planning(case: Case, measured: Measurement) -> Iterator[str]:

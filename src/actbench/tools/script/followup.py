@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import ClassVar, Final
 
 from actbench.errors import MeasurementError
 from actbench.model.measured import Advised, Measurement
@@ -34,25 +34,36 @@ _CHOSEN: Final = 0.5
 _MARGIN_SECONDS: Final = 5.0
 """Time that is left of --timeout when what follows a run has ended."""
 
+_LONGEST_SECONDS: Final = 86_400.0
+"""What a case without --timeout has."""
+
 _STEPS: Final = 3
 """Steps of a trial of a whole run, of which an early one has the largest batch."""
 
 
 class Session(bench.Session):
-    """A script whose measurement also has ``advised``, as far as that is known in a short time."""
+    """A script whose measurement also has ``advised``, as far as that is known in a short time.
+
+    Attributes:
+        is_full: Whether simulations for it may take all the time of the case.
+    """
+
+    is_full: ClassVar[bool] = False
 
     def memory(self) -> Measurement:
         """Run the script, and run it again with the best remedy and with other batches, each in its own process."""
         found = super().memory()
         if self.case.meter != "simulated" or self.case.scheme != "exact":
             return found
-        worth, _ = self._may_take()
+        worth = min(self._left(), _LONGEST_SECONDS) if self.is_full else WORTH_SECONDS
         own = min(self.seconds, _WHOLE_SECONDS) if self.script.whole else 0.0
         limit = max(worth, 2 * own)
         if self._left() < self.seconds:
-            return found.model_copy(update={"advised": Advised(is_slow=True, limit_seconds=limit)})
+            return found.model_copy(
+                update={"advised": Advised(is_slow=True, limit_seconds=limit, is_full=self.is_full)}
+            )
         is_slow = self.seconds > (max(_WHOLE_SECONDS, worth) if self.script.whole else worth)
-        advised = Advised(is_slow=is_slow, limit_seconds=limit)
+        advised = Advised(is_slow=is_slow, limit_seconds=limit, is_full=self.is_full)
         if not advised.is_slow:
             found = self._expected(found, limit)
             advised = self._remedied(found, advised, limit)
@@ -60,10 +71,6 @@ class Session(bench.Session):
         if is_short and not self.case.find_largest_batch:
             advised = self._searched(found, advised)
         return found.model_copy(update={"advised": advised})
-
-    def _may_take(self) -> tuple[float, float]:
-        """Return the seconds that each simulation is worth, and the search for the largest batch."""
-        return WORTH_SECONDS, SEARCH_SECONDS
 
     def _left(self) -> float:
         """Return the seconds for what follows, of those that the case may take: --timeout is for all together."""
@@ -91,7 +98,8 @@ class Session(bench.Session):
         Of a whole run that is steps and saves, a few steps tell: an early one has the largest batch.
         """
         script, saves = self.script, [each for each in found.events if not each.is_step]
-        if script.whole and found.growth is None and all(each.part == "save" for each in saves):
+        is_even = found.growth is None or not found.growth.is_lasting
+        if script.whole and is_even and all(each.part == "save" for each in saves):
             script = script.model_copy(update={"steps": _STEPS})
         else:
             saves = []
@@ -121,7 +129,7 @@ class Session(bench.Session):
 
     def _searched(self, found: Measurement, advised: Advised) -> Advised:
         """Return the advice with the largest batch that fits, where the script has a loader of batches, and in time."""
-        until = time.monotonic() + min(self._may_take()[1], self._left())
+        until = time.monotonic() + min(_LONGEST_SECONDS if self.is_full else SEARCH_SECONDS, self._left())
         limit, has_loader = found.memory_limit_bytes, found.built is not None and found.built.batch_size is not None
         if limit is None or not has_loader:
             return advised

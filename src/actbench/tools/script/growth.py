@@ -70,11 +70,16 @@ def with_growth(
 def _with_cycles(
     found: Measurement, steps: Sequence[Step], events: Sequence[Event], origins: Mapping[int, Origin]
 ) -> Measurement:
-    if not all(step.collected for step in steps):
+    if len(steps) < _FEWEST:
         return found
     sizes = {name: amount for name, amount in events if amount}
     dropped = [
-        [(name, sizes[name]) for begun, ended in step.collected for name, amount in events[begun:ended] if not amount]
+        [
+            (name, sizes[name])
+            for begun, ended in step.collected
+            for name, amount in events[begun:ended]
+            if begun >= step.begun and not amount  # not what ran before the step, such as an evaluation
+        ]
         for step in steps
     ]
     rate = min((sum(amount for _, amount in each) for each in dropped), default=0)

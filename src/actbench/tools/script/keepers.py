@@ -42,11 +42,15 @@ _FILLING = frozenset(("add", "append", "appendleft", "extend", "insert", "put", 
 
 
 class Holder(NamedTuple):
-    """How a tensor is reached: the last name of the user's on the way to it, the file that uses it, and what it is."""
+    """How a tensor is reached: the last name on the way to it, the file of the user's that uses it, and what it is.
+
+    ``variable`` is the script's own name for an object of a library, of which ``name`` is an attribute.
+    """
 
     name: str
     file: str
     kind: GrowthKind = "container"
+    variable: str | None = None
 
 
 class Keepers:
@@ -91,12 +95,15 @@ class Keepers:
         most = variables.most_common(1)[0][0]
         holder = max((each for each in held if each[:2] == most), key=held.__getitem__)
         codes = [frame.f_code for frame in frames]
-        # of two variables of one name, that of a function that runs is meant
-        running = ((code.co_filename, code) for code in codes)
-        places = [(file, number) for file, code in running for number in _filling(file, holder.name, code)]
         files = dict.fromkeys([holder.file, *(code.co_filename for code in codes)])
-        places += [(file, number) for file in files for number in _filling(file, holder.name)]
-        line = next((self._lines.text(*place) for place in places), holder.name)
+        places: list[tuple[str, int]] = []
+        for name in filter(None, (holder.name, holder.variable)):
+            # of two variables of one name, that of a function that runs is meant
+            places += [
+                (code.co_filename, number) for code in codes for number in _filling(code.co_filename, name, code)
+            ]
+            places += [(file, number) for file in files for number in _filling(file, name)]
+        line = next((self._lines.text(*place) for place in places), holder.variable or holder.name)
         self.found = Keeper(line, holder.kind)
 
 
@@ -146,10 +153,18 @@ def _inside(holder: Holder, value: Any) -> Iterator[tuple[Holder, Any]]:
     elif issubclass(kind, MethodType):
         yield holder, value.__self__
     elif not issubclass(kind, type | ModuleType):
-        file = getattr(sys.modules.get(kind.__module__), "__file__", None) or holder.file
-        # of what a library's object holds, the script's variable says more than an attribute
-        library = None if file == holder.file or is_users(file) else holder._replace(kind="library")
-        yield from ((library or Holder(name, file), each) for name, each in getattr(value, "__dict__", {}).items())
+        owner = _owner(holder, kind)
+        yield from ((owner._replace(name=name), each) for name, each in getattr(value, "__dict__", {}).items())
+
+
+def _owner(holder: Holder, kind: type[Any]) -> Holder:
+    """Return how attributes of an object of a class are reached, with the name of the object in place of theirs."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or holder.file
+    if file == holder.file or is_users(file):
+        return Holder(holder.name, file)
+    is_plain = kind.__module__.partition(".")[0] in sys.stdlib_module_names  # as a namespace
+    what: GrowthKind = holder.kind if is_plain else "library"
+    return holder._replace(variable=holder.variable or holder.name, kind=what)
 
 
 def _filling(file: str, name: str, code: CodeType | None = None) -> Iterator[int]:

@@ -66,9 +66,10 @@ def free_remedies(measured: Measurement) -> list[str]:
     growth, found = measured.growth, [] if has_room(measured) else _of_worst(measured)
     told = [*_of_evaluations(measured.events)]
     told += [f"{_FREE[each.kind].format(each.line)} (saves {format_bytes(each.saved_bytes)})" for each in found]
-    if growth is not None and growth.line:
+    if growth is not None and growth.line and (growth.is_lasting or not has_room(measured)):
         kept = _KEPT.get(growth.kind, _KEPT[None]).format(growth.line)
-        return [f"{kept} (saves {format_bytes(growth.step_bytes)} a step)", *told]
+        saves = f"{kept} (saves {format_bytes(growth.step_bytes)} a step)"
+        return [saves, *told] if growth.is_lasting else [*told, saves]
     return told
 
 

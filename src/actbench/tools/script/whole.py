@@ -384,6 +384,7 @@ class Whole:
         events = self.events(found)
         is_dropped = (
             growth is not None
+            and growth.is_lasting
             and epoch is not None
             and epoch < len(done)
             and done[epoch].live_bytes < done[epoch - 1].live_bytes - growth.step_bytes
