@@ -97,12 +97,12 @@ class Keepers:
         codes = [frame.f_code for frame in frames]
         files = dict.fromkeys([holder.file, *(code.co_filename for code in codes)])
         places: list[tuple[str, int]] = []
-        for name in filter(None, (holder.name, holder.variable)):
+        for held_by in (holder.name, holder.variable or holder.name):
             # of two variables of one name, that of a function that runs is meant
             places += [
                 (code.co_filename, number) for code in codes for number in _filling(code.co_filename, name, code)
             ]
-            places += [(file, number) for file in files for number in _filling(file, name)]
+            places += [(file, number) for file in files for number in _filling(file, held_by)]
         line = next((self._lines.text(*place) for place in places), holder.variable or holder.name)
         self.found = Keeper(line, holder.kind)
 
