@@ -100,7 +100,7 @@ class Keepers:
         for held_by in (holder.name, holder.variable or holder.name):
             # of two variables of one name, that of a function that runs is meant
             places += [
-                (code.co_filename, number) for code in codes for number in _filling(code.co_filename, name, code)
+                (code.co_filename, number) for code in codes for number in _filling(code.co_filename, held_by, code)
             ]
             places += [(file, number) for file in files for number in _filling(file, held_by)]
         line = next((self._lines.text(*place) for place in places), holder.variable or holder.name)
