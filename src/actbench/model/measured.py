@@ -412,10 +412,14 @@ class Measurement(Displayed, OutcomeData):
         return max(self.events, key=lambda each: (each.over_limit_bytes or 0, each.needed_bytes), default=None)
 
     @property
+    def lacks_memory(self) -> bool:
+        """Whether a step, or another part of the run, needs more than there is."""
+        return not self.fits or any(each.over_limit_bytes for each in self.events)
+
+    @property
     def runs_out(self) -> bool:
         """Whether memory is expected to run out: in a step, elsewhere in the run, or as each step leaves more."""
-        grows = self.growth is not None and self.growth.is_lasting
-        return not self.fits or grows or any(each.over_limit_bytes for each in self.events)
+        return self.lacks_memory or (self.growth is not None and self.growth.is_lasting)
 
     @property
     def state(self) -> str:

@@ -102,7 +102,9 @@ class Ahead:
             largest, until = 0, time.monotonic() + _SECONDS
             for load, batch in self._given:
                 largest = max(largest, _bytes(load(batch)))
-            if largest and time.monotonic() < until:  # else reading ahead takes too long
+                if time.monotonic() > until:
+                    break
+            if largest and time.monotonic() <= until:  # else reading ahead takes too long
                 found = max(scan(self._left, self._given[-1][0], _SECONDS).sizes, default=0)
                 more |= {"larger_batches": found / largest} if found > _MORE * largest else {}
         with suppress(AttributeError):  # of a Trainer of another make

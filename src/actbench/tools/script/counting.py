@@ -175,6 +175,7 @@ class Tracked(Counting):
     def end(self, step: Step) -> None:
         """Read the tracker before and after Python's collector ran."""
         tracker = self._tracker
+        self.now("forward")  # what waits to be counted was there before the collector ran
         _collect()
         step.live_bytes, step.ended = tracker.live_bytes, len(tracker.events)
         step.collected, self._collected = self._collected, []

@@ -58,12 +58,11 @@ class Session(bench.Session):
         worth = min(self._left(), _LONGEST_SECONDS) if self.is_full else WORTH_SECONDS
         own = min(self.seconds, _WHOLE_SECONDS) if self.script.whole else 0.0
         limit = max(worth, 2 * own)
-        if self._left() < self.seconds:
-            return found.model_copy(
-                update={"advised": Advised(is_slow=True, limit_seconds=limit, is_full=self.is_full)}
-            )
-        is_slow = self.seconds > (max(_WHOLE_SECONDS, worth) if self.script.whole else worth)
+        has_time = self.seconds <= self._left()
+        is_slow = not has_time or self.seconds > (max(_WHOLE_SECONDS, worth) if self.script.whole else worth)
         advised = Advised(is_slow=is_slow, limit_seconds=limit, is_full=self.is_full)
+        if not has_time:
+            return found.model_copy(update={"advised": advised})
         if not advised.is_slow:
             found = self._expected(found, limit)
             advised = self._remedied(found, advised, limit)

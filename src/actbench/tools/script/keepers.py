@@ -97,7 +97,7 @@ class Keepers:
         codes = [frame.f_code for frame in frames]
         files = dict.fromkeys([holder.file, *(code.co_filename for code in codes)])
         places: list[tuple[str, int]] = []
-        for held_by in (holder.name, holder.variable or holder.name):
+        for held_by in dict.fromkeys((holder.name, holder.variable or holder.name)):
             # of two variables of one name, that of a function that runs is meant
             places += [
                 (code.co_filename, number) for code in codes for number in _filling(code.co_filename, held_by, code)

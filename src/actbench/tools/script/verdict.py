@@ -40,8 +40,7 @@ def in_short(record: MeasuredRecord) -> list[str]:
     if measured.growth is None:
         return [fits]
     grows = _grows(record, measured, measured.growth)
-    is_full = not measured.fits or any(each.over_limit_bytes for each in measured.events)
-    return [fits, grows] if is_full or not measured.growth.is_lasting else [grows]
+    return [fits, grows] if measured.lacks_memory or not measured.growth.is_lasting else [grows]
 
 
 def about_card(record: MeasuredRecord) -> str:
