@@ -313,6 +313,6 @@ LOOPS: dict[Callable[[], None], int] = {
     sharpness_aware: 2,
     recomputed_in_backward: 1,
     gradients_by_hand: 0,
-    learned_inside: 1,
+    learned_inside: 2,
 }
 """The loops, and the backward passes of their last step."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.methods.fewbit.activation import ACTIVATIONS
 from actbench.methods.fewbit.tables import Table
@@ -36,6 +37,7 @@ _FAR_RIGHT = 40.0
 
 
 @functools.cache
+@_disable_current_modes()  # kept for the whole process: nothing of it may come from a simulated card
 def mixture(function: str) -> Table:
     """Return the 2-bit table of the sum of three ReLUs that is nearest to a function.
 
@@ -48,7 +50,7 @@ def mixture(function: str) -> Table:
     derivative.
     """
     h = _END / _POINTS
-    x = (torch.arange(_POINTS, dtype=torch.float64) + 0.5) * h
+    x = (torch.arange(_POINTS, dtype=torch.float64, device="cpu") + 0.5) * h
     short = x * GATES[function](-x)  # relu - f, on the half line
     sums, moments = (short * h).cumsum(0), (short * x * h).cumsum(0)
 
@@ -94,6 +96,7 @@ class Inversion:
 
 
 @functools.cache
+@_disable_current_modes()
 def inversion(function: str) -> Inversion:
     """Return the inverse of a gated unit, solved by bisection in float64 on both branches."""
     gate, derivative = GATES[function], ACTIVATIONS[function].derivative
@@ -104,9 +107,10 @@ def inversion(function: str) -> Inversion:
     def slope(x: Tensor) -> Tensor:
         return torch.from_numpy(derivative(x.numpy()))
 
-    turn = float(_root(slope, torch.tensor([-3.0], dtype=torch.float64), torch.tensor([0.0], dtype=torch.float64)))
-    least = float(value(torch.tensor(turn, dtype=torch.float64)))
-    steps = torch.linspace(0, 1, _CELLS + 1, dtype=torch.float64)
+    double = functools.partial(torch.tensor, dtype=torch.float64, device="cpu")
+    turn = float(_root(slope, double([-3.0]), double([0.0])))
+    least = float(value(double(turn)))
+    steps = torch.linspace(0, 1, _CELLS + 1, dtype=torch.float64, device="cpu")
     start, left_end, right_end = (torch.full_like(steps, x) for x in (turn, _FAR_LEFT, _FAR_RIGHT))
     # left_place(y) = 1 - sqrt(1 - sqrt(1 - y / least)), solved for y
     share = 1 - (1 - (1 - steps) ** 2) ** 2
