@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from actbench.model.measured import LargestBatch, Measurement
 from actbench.tools.script import followup
-from actbench.tools.script.trials import Finish, forked
+from actbench.tools.script.trials import Finish, Forked
 
 TRIED = 8192
 
@@ -18,7 +18,7 @@ def one_trial(
     tried: Callable[[int, bool], object],
     seconds_left: Callable[[], float | None],
 ) -> LargestBatch:
-    found = forked(lambda finish: run(TRIED, finish))
+    found = Forked(lambda finish: run(TRIED, finish)).outcome()
     assert isinstance(found, Measurement)
     tried(TRIED, found.fits)
     return LargestBatch(

@@ -117,7 +117,7 @@ def test_a_trial_is_ended_after_its_time() -> None:
         raise AssertionError
 
     began = time.monotonic()
-    found = trials.forked(sleeps, 0.3)
+    found = trials.Forked(sleeps).outcome(0.3)
 
     assert isinstance(found, Failure)
     assert (found.reason, found.message) == ("timeout", "it was ended after 300 ms")

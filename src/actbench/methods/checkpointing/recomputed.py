@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.checkpoint import checkpoint
 
@@ -24,8 +25,6 @@ from actbench.packing.wrapped import WrappedForward, checkpoint_hook
 
 _TENSOR = object()
 """Stands for a tensor among the arguments or results of a block."""
-
-_UNCOMPILED = "checkpoint: a block that writes its buffers, or may write them, runs uncompiled"
 
 
 class Around:
@@ -79,7 +78,7 @@ class RecomputedForward(ReboundForward):
             return self._uncompiled(module, args, kwargs)
         return self._checkpointed(module, args, kwargs)
 
-    @torch.compiler.disable(reason=_UNCOMPILED)  # type: ignore[untyped-decorator, no-untyped-call]
+    @_disable_dynamo
     def _uncompiled(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the block uncompiled: a compiler would recompute it from the buffers that it has written."""
         return self._checkpointed(module, args, kwargs)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.nn.modules.batchnorm import _NormBase
 
 from actbench.methods.checkpointing.firsttensors import FirstTensors
@@ -113,7 +114,7 @@ class Rerun:
     """
 
     # after a graph break torch.compile would trace this, and take weak references for what they refer to
-    @torch.compiler.disable(reason="it looks at memory")  # type: ignore[untyped-decorator, no-untyped-call]
+    @_disable_dynamo  # torch.compiler.disable would import torch's compiler, which takes seconds, with this module
     def __init__(self, module: nn.Module, written: Written, around: _Around = nullcontext) -> None:
         self._module, self._written, self._around = module, written, around
         self._norms, self._tensors = counting_norms(module), FirstTensors(module)

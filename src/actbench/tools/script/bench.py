@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import time
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from actbench.tools.script.schemes import Snapshot, refused
 from actbench.tools.script.simulation import Simulation
 from actbench.tools.script.steps import Ended
 from actbench.tools.script.suggestions import suggestions
-from actbench.tools.script.trials import Finish, forked, largest_batch
+from actbench.tools.script.trials import Finish, Forked, largest_batch
 from actbench.units import format_bytes
 
 _NO_STEP = (
@@ -46,6 +47,11 @@ _TELL_SECONDS = 9.0
 
 _SNAPPED = 2
 """The step of a whole run after which schemes can be tried on its models, which are gone when it has ended."""
+
+
+def before_forks() -> None:
+    """Import torch's compiler once for all runs of a script: each would, with its first optimizer, for seconds."""
+    importlib.import_module("torch._dynamo")
 
 
 class ScriptError(MeasurementError):
@@ -94,7 +100,7 @@ class Session:
             ActbenchError: The script came to no step; see :func:`actbench.tools.script.launching.run`.
         """
         began = time.monotonic()
-        searched, found = None, forked(lambda finish: self._run(self.script, self._say, finish))
+        searched, found = None, Forked(lambda finish: self._run(self.script, self._say, finish)).outcome()
         self.seconds = time.monotonic() - began
         if isinstance(found, Failure):
             raise ScriptError(found)
@@ -192,7 +198,7 @@ class Session:
         if self.case.meter == "cpu":
             return RealRun(**options)
         options |= {"raise_oom": script.raise_oom, "processes": script.processes, "reads_blocks": self.reads_blocks}
-        options["chosen"] = self.chosen
+        options |= {"chosen": self.chosen, "own_process": True}
         is_asked = stepped == self._say and not script.whole and not self._scheme.changes and not self.reads_blocks
         options["looks_ahead"] = is_asked
         return Simulation(self._profile, **options)

@@ -57,14 +57,14 @@ class Inductor:
         has_run: Whether compiled code has run.
     """
 
-    def __init__(self, capability: tuple[int, int], calling: Calling) -> None:
+    def __init__(self, capability: tuple[int, int], calling: Calling, *, is_first: bool = False) -> None:
         self._simulated = inductor.Inductor(capability, self._ran)
         self._calling = calling
         self._note: kernels.Note = print
         self._outermost: TorchDispatchMode | None = None
         self._stack = ExitStack()
         # code may have been compiled before the simulation, and run inside
-        self._may_be_late = "torch._dynamo.eval_frame" in sys.modules
+        self._may_be_late = not is_first and "torch._dynamo.eval_frame" in sys.modules
         self.has_run = False
 
     def see_into(self, *modes: TorchDispatchMode) -> None:
@@ -93,6 +93,11 @@ class Inductor:
 
     def _prepare(self) -> None:
         """Let Inductor compile for the card until the end of the block; a script that compiles nothing is spared it."""
+        import torch._dynamo
+
+        # it is read when torch's compiler is imported, which may have been before the script set it
+        if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
+            torch._dynamo.config.disable = True
         if self._outermost is not None:
             self._stack.enter_context(self._simulated.simulated(type(self._outermost)))
             self._outermost = None

@@ -13,11 +13,11 @@ from actbench.model.measured import Advised, Measurement
 from actbench.model.records import Failure
 from actbench.tools.script import bench
 from actbench.tools.script.answer import SEARCH_SECONDS, WORTH_SECONDS
-from actbench.tools.script.bench import failure_of as failure_of  # a bench has it
+from actbench.tools.script.bench import before_forks as before_forks, failure_of as failure_of  # a bench has them
 from actbench.tools.script.suggestions import run_bytes, suggestions
-from actbench.tools.script.trials import Finish, forked, largest_batch
+from actbench.tools.script.trials import Finish, Forked, largest_batch
 
-__all__ = ["Session", "failure_of"]
+__all__ = ["Session", "before_forks", "failure_of"]
 
 _SEARCHES: Final = 3
 """Simulations of a usual search for the largest batch: half or double the script's own, the predicted, the next."""
@@ -65,10 +65,9 @@ class Session(bench.Session):
             return found.model_copy(update={"advised": advised})
         if not advised.is_slow:
             found = self._expected(found, limit)
-            advised = self._remedied(found, advised, limit)
-        is_short = not advised.is_slow if self.script.whole else _SEARCHES * self.seconds <= worth
-        if is_short and not self.case.find_largest_batch:
-            advised = self._searched(found, advised)
+            is_short = self.script.whole or _SEARCHES * self.seconds <= worth
+            search = partial(self._searched, found) if is_short and not self.case.find_largest_batch else None
+            advised = self._remedied(found, advised, limit, search)
         return found.model_copy(update={"advised": advised})
 
     def _left(self) -> float:
@@ -82,7 +81,7 @@ class Session(bench.Session):
         self.said("as is expected")
         other = bench.Session(self.case, timeline=False)
         other.chosen = _CHOSEN
-        simulated = forked(_silent(other.run_as_it_is), min(limit, self._left()))
+        simulated = Forked(_silent(other.run_as_it_is)).outcome(min(limit, self._left()))
         if isinstance(simulated, Failure) or run_bytes(simulated) > run_bytes(found):
             return found
         expected = {(each.part, each.line): each.needed_bytes for each in simulated.events}
@@ -91,10 +90,13 @@ class Session(bench.Session):
         )
         return found.model_copy(update={"expected_bytes": run_bytes(simulated), "events": events})
 
-    def _remedied(self, found: Measurement, advised: Advised, limit: float) -> Advised:
+    def _remedied(
+        self, found: Measurement, advised: Advised, limit: float, search: Callable[[Advised], Advised] | None
+    ) -> Advised:
         """Return the advice with the numbers of the first scheme worth trying that can be simulated.
 
-        Of a whole run that is steps and saves, a few steps tell: an early one has the largest batch.
+        The search, if any, runs beside the first simulation. Of a whole run that is steps and saves, a few steps tell:
+        an early one has the largest batch.
         """
         script, saves = self.script, [each for each in found.events if not each.is_step]
         is_even = found.growth is None or not found.growth.is_lasting
@@ -102,12 +104,19 @@ class Session(bench.Session):
             script = script.model_copy(update={"steps": _STEPS})
         else:
             saves = []
-        for each in suggestions(found)[:_TRIES]:
-            self.said(f"with {each.scheme}")
-            other = bench.Session(
-                self.case.model_copy(update={"scheme": each.scheme, "script": script}), timeline=False
-            )
-            simulated = forked(_silent(other.run_as_it_is), min(limit, self._left()))
+
+        def begin(scheme: str) -> Forked:
+            self.said(f"with {scheme}")
+            other = bench.Session(self.case.model_copy(update={"scheme": scheme, "script": script}), timeline=False)
+            return Forked(_silent(other.run_as_it_is))
+
+        names = [each.scheme for each in suggestions(found)[:_TRIES]]
+        first = begin(names[0]) if names else None
+        if search is not None:
+            advised = search(advised)
+        for name in names:
+            trial, first = first or begin(name), None
+            simulated = trial.outcome(min(limit, self._left()))
             if isinstance(simulated, Failure):
                 if simulated.reason == "timeout":
                     return advised.model_copy(update={"is_slow": True})
@@ -118,7 +127,7 @@ class Session(bench.Session):
             worst = simulated.worst
             return advised.model_copy(
                 update={
-                    "scheme": each.scheme,
+                    "scheme": name,
                     "needed_bytes": run_bytes(simulated),
                     "over_limit_bytes": simulated.over_limit_bytes if worst is None else worst.over_limit_bytes,
                     "step_seconds": simulated.estimated.step_seconds if simulated.estimated else None,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from actbench.tools.script import followup
-from actbench.tools.script.bench import failure_of as failure_of  # a bench has it
+from actbench.tools.script.bench import before_forks as before_forks, failure_of as failure_of  # a bench has them
 
-__all__ = ["Session", "failure_of"]
+__all__ = ["Session", "before_forks", "failure_of"]
 
 
 class Session(followup.Session):

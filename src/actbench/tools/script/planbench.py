@@ -7,12 +7,12 @@ from typing import ClassVar
 from actbench.model.records import Case
 from actbench.model.scripts import Script
 from actbench.tools.script import bench
-from actbench.tools.script.bench import failure_of as failure_of  # a bench has it
+from actbench.tools.script.bench import before_forks as before_forks, failure_of as failure_of  # a bench has them
 from actbench.tools.script.counting import Step
 from actbench.tools.script.declared import check_script
 from actbench.tools.script.experiment import APPLIED as CHANGES
 
-__all__ = ["CHANGES", "Session", "check", "failure_of"]
+__all__ = ["CHANGES", "Session", "before_forks", "check", "failure_of"]
 
 _USAGE = 'name the script as python takes it, with its arguments, in quotes: --script "train.py --lr 3e-4"'
 

@@ -101,6 +101,7 @@ class Simulation(Displayed):
         looks_ahead: Whether batches that did not run are looked at when the run ends.
         chosen: The share of elements that are taken to be chosen where only a real run knows which.
         warns: Whether a step that does not fit is a warning when the block has ended.
+        own_process: Whether nothing was compiled in this process before.
         stepped: Told of each step that ended, and of its number.
         ended: Told of the measurement of a script that goes on when its run has ended.
     """
@@ -123,6 +124,7 @@ class Simulation(Displayed):
         looks_ahead: bool = False,
         chosen: float = 1.0,
         warns: bool = False,
+        own_process: bool = False,
         stepped: Callable[[int, Step], object] = lambda number, step: None,
         ended: Callable[[Measurement], object] = lambda found: None,
     ) -> None:
@@ -133,7 +135,7 @@ class Simulation(Displayed):
         capability = profile.compute_capability
         self._inductor: compiled.Inductor | None = None
         if capability is not None and compiled.is_possible():
-            self._inductor = compiled.Inductor(capability, self.lines.calling)
+            self._inductor = compiled.Inductor(capability, self.lines.calling, is_first=own_process)
         self.bounds = Bounds(self.lines.line)
         self._applied = None if scheme is None else Applied(scheme)
         self._batches = Batches(batch_size, are_needed=needs_batches)

@@ -28,35 +28,45 @@ _OUTCOME: TypeAdapter[Measurement | Failure] = TypeAdapter(Outcome)
 _FEW = 8
 """Rows of the first trial of a search where nobody knows those of the script."""
 
+_ANSWER_SECONDS = 1.0
+"""Time for the answer of a process that has ended its work."""
+
 Finish = Callable[[Measurement | Failure], NoReturn]
 """Answers and ends the process, whatever runs in it; any thread may call it."""
 
 
-def forked(run: Callable[[Finish], Measurement], seconds: float | None = None) -> Measurement | Failure:
-    """Return what a function returns in a process of its own, or the failure of what it raises.
-
-    After ``seconds`` the process is ended, which is a failure of its time.
+class Forked:
+    """A function that runs in a process of its own, forked now.
 
     What runs a script leaves its modules, threads and hooks behind; so the next one begins where this one began. And a
     script that catches everything, and goes on when its run has ended, can be left.
     """
-    receiving, sending = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(receiving)
-        _answer(run, sending)
-    os.close(sending)
-    text = _received(receiving, None if seconds is None else time.monotonic() + seconds)
-    if text is None:
-        os.kill(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    if text is None:
-        return Failure(reason="timeout", message=f"it was ended after {format_seconds(seconds or 0.0)}")
-    if text:
-        return _OUTCOME.validate_json(text)
-    code = os.waitstatus_to_exitcode(status)
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return Failure(reason="crash", message=f"the script's process {how} before any step was read")
+
+    def __init__(self, run: Callable[[Finish], Measurement]) -> None:
+        self._began = time.monotonic()
+        self._receiving, sending = os.pipe()
+        self._child = os.fork()
+        if self._child == 0:
+            os.close(self._receiving)
+            _answer(run, sending)
+        os.close(sending)
+
+    def outcome(self, seconds: float | None = None) -> Measurement | Failure:
+        """Return what the function returns, or the failure of what it raises, or that of its time after ``seconds``."""
+        until = None if seconds is None else self._began + seconds
+        if until is not None and until < time.monotonic():  # it may have more to say than a pipe holds
+            until = time.monotonic() + _ANSWER_SECONDS
+        text = _received(self._receiving, until)
+        if text is None:
+            os.kill(self._child, signal.SIGKILL)
+        _, status = os.waitpid(self._child, 0)
+        if text is None:
+            return Failure(reason="timeout", message=f"it was ended after {format_seconds(seconds or 0.0)}")
+        if text:
+            return _OUTCOME.validate_json(text)
+        code = os.waitstatus_to_exitcode(status)
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        return Failure(reason="crash", message=f"the script's process {how} before any step was read")
 
 
 def _received(place: int, until: float | None) -> bytes | None:
@@ -118,7 +128,7 @@ def largest_batch(
     seconds: dict[int, float] = {}
 
     def fits(batch: int) -> BatchTrial:
-        found = forked(lambda finish: run(batch, finish), seconds_left())
+        found = Forked(lambda finish: run(batch, finish)).outcome(seconds_left())
         if isinstance(found, Failure):
             if found.reason == "out-of-memory":
                 tried(batch, False)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -44,7 +44,10 @@ _AFTER = 3
 """Steps that run after these, while trainers evaluate and save."""
 
 _LATER = 2
-"""Batches and steps of each epoch after the first."""
+"""Batches and steps of an epoch after the first."""
+
+_ALIKE = 3
+"""Epochs after which one has a single batch: nothing is new in it but what is kept from epoch to epoch."""
 
 EVALUATED = 6
 """Batches of an evaluation."""
@@ -89,7 +92,7 @@ class Whole:
         self._rest: Step | None = None
         self._has_resumed = False
         self._loaded: Step | None = None  # that in which something was loaded, and no model has run since
-        self._seen: WeakSet[DataLoader[Any]] = WeakSet()
+        self._epochs: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
         self.first_epoch: int | None = None
         self.epoch_steps: int | None = None
         self._growth: Growth | None = None
@@ -148,14 +151,15 @@ class Whole:
             load: Makes a batch.
         """
         count = _length(loader)
-        is_first = loader not in self._seen
+        epochs = self._epochs.get(loader, 0)
+        is_first = not epochs
         if self._is_cut and is_first:
             batches = self._largest_early(batches, load, count)
         if self._open is not None or not torch.is_grad_enabled():
             yield from self._evaluated(batches, count, EVALUATED if is_first else _LATER)
         else:
-            yield from self._trained(batches, count, is_first=is_first)
-        self._seen.add(loader)  # not one that the script has read in part, as Lightning does before it trains
+            yield from self._trained(batches, count, epochs)
+        self._epochs[loader] = epochs + 1  # not where the script has read a part, as Lightning does before it trains
 
     def _evaluated(self, batches: Iterator[Any], count: int | None, most: int) -> Iterator[Any]:
         is_own = self._open is None
@@ -170,17 +174,18 @@ class Whole:
             if not is_own:  # what it does with the outputs of all batches
                 self._open = Span("evaluation", span.line, self._steps.now(), follows=span)
 
-    def _trained(self, batches: Iterator[Any], count: int | None, *, is_first: bool) -> Iterator[Any]:
+    def _trained(self, batches: Iterator[Any], count: int | None, epochs: int) -> Iterator[Any]:
         before, given, cut = len(self._steps.done), 0, False
+        most = 1 if epochs >= _ALIKE else _LATER if epochs else FEWEST_SLOW + _AFTER
         for batch in batches:
             ran = len(self._steps.done) - before
-            if self._is_cut and self.is_settled and ran >= (FEWEST_SLOW + _AFTER if is_first else _LATER):
+            if self._is_cut and self.is_settled and ran >= most:
                 cut = True
                 break
             given += 1
             yield batch
         ran = len(self._steps.done) - before
-        if is_first and self.first_epoch is None and ran:
+        if not epochs and self.first_epoch is None and ran:
             self.first_epoch = len(self._steps.done)
             whole = count if cut else given
             self.epoch_steps = None if whole is None else max(ran, round(whole * ran / given))
