@@ -54,6 +54,13 @@ for (x,) in torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zer
     optimizer.zero_grad()
 """
 Measure = Callable[..., tuple[Measurement, list[tuple[int, bool]]]]
+Search = Callable[[Advised], Advised] | None
+
+
+def remedied(session: object, found: Measurement, advised: Advised, limit: float, search: Search) -> Advised:
+    """Advise a scheme without a simulation of it."""
+    advised = advised.model_copy(update={"scheme": "remedy"})
+    return advised if search is None else search(advised)
 
 
 @pytest.fixture
@@ -128,7 +135,7 @@ def test_a_trial_is_ended_after_its_time() -> None:
     ("seconds", "advised"),
     [
         (30.0, Advised(is_slow=True, limit_seconds=20.0)),
-        (10.0, Advised(scheme="remedy")),
+        (10.0, Advised(scheme="remedy", limit_seconds=20.0)),
         (5.0, Advised(scheme="remedy", largest_batch=40)),
     ],
 )
@@ -141,7 +148,7 @@ def test_what_would_take_long_is_not_simulated(
         return found
 
     monkeypatch.setattr(bench.Session, "memory", memory)
-    monkeypatch.setattr(followup.Session, "_remedied", lambda *_: Advised(scheme="remedy"))
+    monkeypatch.setattr(followup.Session, "_remedied", remedied)
     searched = Advised(scheme="remedy", largest_batch=40)
     monkeypatch.setattr(followup.Session, "_searched", lambda *_: searched)
 
@@ -157,9 +164,7 @@ def test_a_full_answer_takes_the_time_of_the_case(make_record: Any, monkeypatch:
         return found
 
     monkeypatch.setattr(bench.Session, "memory", memory)
-    monkeypatch.setattr(
-        followup.Session, "_remedied", lambda session, found, advised, limit: Advised(limit_seconds=limit)
-    )
+    monkeypatch.setattr(followup.Session, "_remedied", remedied)
     monkeypatch.setattr(
         followup.Session, "_searched", lambda session, found, advised: advised.model_copy(update={"largest_batch": 40})
     )
@@ -198,7 +203,8 @@ def test_where_not_even_the_weights_fit_the_largest_batch_is_none(
         found: Measurement = make_record(peak_bytes=1000 + rows, built=built).outcome
         return found.model_copy(update={"memory_limit_bytes": 100, "over_limit_bytes": 900 + rows})
 
-    monkeypatch.setattr(trials, "forked", lambda run, seconds: run(lambda found: None))
+    monkeypatch.setattr(trials.Forked, "__init__", lambda trial, run: vars(trial).update(run=run))
+    monkeypatch.setattr(trials.Forked, "outcome", lambda trial, seconds: trial.run(lambda found: None))
     found = trials.largest_batch(lambda rows, finish: outcome(rows), outcome(16), 100, lambda rows, fits: None)
 
     assert (found.batch_size, found.predicted) == (0, 0)
