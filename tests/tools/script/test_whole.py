@@ -162,6 +162,58 @@ def test_a_trainer_resumes_once_from_its_checkpoint_with_what_a_new_process_need
     assert any(each.part == "resumed step" for each in simulated.events)
 
 
+@pytest.mark.slow
+def test_a_trainer_goes_on_at_the_steps_that_its_callbacks_name(whole: Run, tmp_path: Path) -> None:
+    begin, _, made = TRAINER.replace("OUT", str(tmp_path / "written")).rpartition("\nTrainer(")
+    unfreezing = f"""
+from transformers import TrainerCallback
+
+class Unfreeze(TrainerCallback):
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        model.bert.encoder.requires_grad_(state.global_step >= 12)
+
+class Grow(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == self.step:
+            state.kept = torch.zeros(2**20, device="cuda")
+
+trainer = Trainer({made.replace(".train()", "")}
+trainer.add_callback(Unfreeze())
+trainer.add_callback(Grow(14))
+trainer.train()
+"""
+    real, simulated = (
+        {step: each.peak_bytes for step, each in parts(whole(begin + unfreezing, meter)).items() if "step" in step}
+        for meter in ("cpu", "simulated")
+    )
+    assert max(simulated.values()) == pytest.approx(max(real.values()), rel=0.01)
+    begin = begin.replace("num_train_epochs=1", "num_train_epochs=1000")
+    found = whole(begin + unfreezing.replace("12", "9000").replace("14", "11000"), "simulated")
+    assert max(each.peak_bytes for each in found.events if "step" in each.part) == max(simulated.values())
+    assert sum(each.count for each in found.events if "step" in each.part) < 60
+
+
+@pytest.mark.slow
+def test_a_trainer_of_lightning_resumes_once_from_its_checkpoint(whole: Run, tmp_path: Path) -> None:
+    text = LIGHTNING.replace("OUT", str(tmp_path / "written"))
+    simulated = whole(text, "simulated")
+    assert not list(tmp_path.glob("written/*"))
+    whole(text, "cpu")
+    (saved,) = tmp_path.glob("written/**/*.ckpt")
+    again = text.replace("max_epochs=1", "max_epochs=2").replace(
+        "DataLoader(data, 64))", f"DataLoader(data, 64), ckpt_path={str(saved)!r})"
+    )
+    real = whole(again, "cpu")
+
+    (expected,) = (each.peak_bytes for each in real.events if each.part == "resume")
+    assert [each.peak_bytes for each in simulated.events if each.part == "resume"] == [
+        pytest.approx(expected, rel=0.01)
+    ]
+    assert any(each.part == "resumed step" for each in simulated.events)
+
+
 ACCELERATE = """
 import torch
 from accelerate import Accelerator

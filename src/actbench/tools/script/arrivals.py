@@ -42,6 +42,18 @@ def changed(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]
         yield
 
 
+def combined(changes: Sequence[Change]) -> Change:
+    """Return several changes of one module as one."""
+
+    def change(module: ModuleType) -> AbstractContextManager[object]:
+        with ExitStack() as stack:
+            for each in changes:
+                stack.enter_context(each(module))
+            return stack.pop_all()
+
+    return change
+
+
 @contextmanager
 def rebound(owner: ModuleType, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """Inside the block, replace a function of a module, and its copies in other modules.

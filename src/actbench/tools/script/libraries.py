@@ -6,9 +6,8 @@ not imported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from types import ModuleType
 
 from actbench.tools.script import (
     checkpoints,
@@ -24,7 +23,7 @@ from actbench.tools.script import (
     saving,
     zero,
 )
-from actbench.tools.script.arrivals import Change, on_arrival, rebound, searched_once
+from actbench.tools.script.arrivals import Change, combined, on_arrival, rebound, searched_once
 from actbench.tools.script.facade import loading_named
 
 Note = Callable[[str], None]
@@ -73,7 +72,9 @@ def prepared(
             modules = (loading, packed, saving, loggers, kernels, flash, detectors, zero)
             parts = [*(module.changes(once) for module in modules)]
             parts += [contents.changes(), savedmodels.changes(saved, contents, once)]
-            changes = {name: _all([part[name] for part in parts if name in part]) for part in parts for name in part}
+            changes = {
+                name: combined([part[name] for part in parts if name in part]) for part in parts for name in part
+            }
             stack.enter_context(loggers.environment())
             stack.enter_context(data.loaded_here(once, real, batch_size, fetched, ordered))
             stack.enter_context(contents.of_torch())
@@ -111,13 +112,3 @@ def prepared_for_real(
         }
         stack.enter_context(on_arrival(found, loggers.stand_ins(), loggers.told(note)))
         yield
-
-
-def _all(changes: Sequence[Change]) -> Change:
-    def change(module: ModuleType) -> AbstractContextManager[object]:
-        with ExitStack() as stack:
-            for each in changes:
-                stack.enter_context(each(module))
-            return stack.pop_all()
-
-    return change

@@ -12,11 +12,9 @@ gradients are recorded; it ends at ``train()``. If a backward pass follows, it w
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import ModuleType
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -28,23 +26,21 @@ from torch.utils.data import DataLoader
 from actbench.device.patches import replaced
 from actbench.model.measured import Growth, Measurement, RunEvent, RunPart
 from actbench.tools.script.ahead import scan
-from actbench.tools.script.arrivals import Change, changed, on_arrival, rebound
+from actbench.tools.script.arrivals import Change, changed, combined, on_arrival, rebound
 from actbench.tools.script.counting import LOADS, Span, Step
 from actbench.tools.script.events import Bytes, run_events
 from actbench.tools.script.saving import CHECKPOINTS, METHODS, methods_changed
 from actbench.tools.script.steps import Steps
+from actbench.tools.script.trainers import FEWEST, LATER, Trainers
 
-FEWEST, FEWEST_SLOW = 6, 4
-"""Steps of an epoch before it is cut: callbacks change a model after a few. Fewer where a step takes seconds."""
+FEWEST_SLOW = 4
+"""Steps of an epoch before it is cut, where a step takes seconds."""
 
 _MOST = 12
 """Steps of an epoch of which no two in a row are equal."""
 
 _AFTER = 3
 """Steps that run after these, while trainers evaluate and save."""
-
-_LATER = 2
-"""Batches and steps of an epoch after the first."""
 
 _ALIKE = 3
 """Epochs after which one has a single batch: nothing is new in it but what is kept from epoch to epoch."""
@@ -90,7 +86,7 @@ class Whole:
         self._begun_at = time.monotonic()
         self._settled_at: float | None = None
         self._rest: Step | None = None
-        self._has_resumed = False
+        self._trainers = Trainers(lambda: self.is_settled, lambda: self.is_late, lambda: steps.optimizers, note)
         self._loaded: Step | None = None  # that in which something was loaded, and no model has run since
         self._epochs: WeakKeyDictionary[DataLoader[Any], int] = WeakKeyDictionary()
         self.first_epoch: int | None = None
@@ -156,7 +152,7 @@ class Whole:
         if self._is_cut and is_first:
             batches = self._largest_early(batches, load, count)
         if self._open is not None or not torch.is_grad_enabled():
-            yield from self._evaluated(batches, count, EVALUATED if is_first else _LATER)
+            yield from self._evaluated(batches, count, EVALUATED if is_first else LATER + 1)
         else:
             yield from self._trained(batches, count, epochs)
         self._epochs[loader] = epochs + 1  # not where the script has read a part, as Lightning does before it trains
@@ -176,10 +172,10 @@ class Whole:
 
     def _trained(self, batches: Iterator[Any], count: int | None, epochs: int) -> Iterator[Any]:
         before, given, cut = len(self._steps.done), 0, False
-        most = 1 if epochs >= _ALIKE else _LATER if epochs else FEWEST_SLOW + _AFTER
+        most = 1 if epochs >= _ALIKE else LATER if epochs else FEWEST_SLOW + _AFTER
         for batch in batches:
             ran = len(self._steps.done) - before
-            if self._is_cut and self.is_settled and ran >= most:
+            if self._is_cut and self.is_settled and ran >= most and not self._trainers.is_going_on:
                 cut = True
                 break
             given += 1
@@ -294,9 +290,11 @@ class Whole:
             name: methods_changed((*methods, *CHECKPOINTS.get(name, ())), lambda method: within)
             for name, methods in METHODS.items()
         }
-        found["safetensors.torch"] = _both(
-            lambda module: changed(module, "save_file", within),
-            lambda module: rebound(module, "load_file", self._within("load")),
+        found["safetensors.torch"] = combined(
+            [
+                lambda module: changed(module, "save_file", within),
+                lambda module: rebound(module, "load_file", self._within("load")),
+            ]
         )
         sharded = "torch.distributed.checkpoint"
         found[f"{sharded}.state_dict_saver"] = lambda module: rebound(module, "save", within)
@@ -305,74 +303,9 @@ class Whole:
             module.GenerationMixin, "generate", self._within("generation")
         )
         if self._is_cut:
-            found["transformers.trainer"] = _both(found["transformers.trainer"], _both(self._forwarded, self._resuming))
-            for package in ("lightning.pytorch", "pytorch_lightning"):
-                name = f"{package}.trainer.trainer"
-                found[name] = _both(found[name], lambda module: changed(module.Trainer, "__init__", _brief))
+            for name, changes in self._trainers.changes().items():
+                found[name] = combined([found[name], *changes])
         return found
-
-    def _forwarded(self, module: ModuleType) -> AbstractContextManager[object]:
-        """Let a Trainer evaluate and save as soon as steps repeat, and then end its epoch, or itself if time is up."""
-        whole = self
-
-        class Forward(module.TrainerCallback):  # type: ignore[misc, name-defined]
-            settled = saved = 0
-
-            def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                self.saved = state.global_step
-
-            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-                if not whole.is_settled:
-                    return
-                if not self.settled:
-                    self.settled = state.global_step
-                    control.should_evaluate = args.eval_strategy != "no"
-                    control.should_save = args.save_strategy != "no"
-                elif state.global_step >= self.settled + _LATER:
-                    control.should_epoch_stop = True
-                    control.should_training_stop = whole.is_late
-
-        def init(own: Callable[..., None]) -> Callable[..., None]:
-            def make(trainer: Any, *args: Any, **kwargs: Any) -> None:
-                own(trainer, *args, **kwargs)
-                if not any(type(each).__name__ == "Forward" for each in trainer.callback_handler.callbacks):
-                    trainer.add_callback(Forward())
-
-            return make
-
-        return changed(module.Trainer, "__init__", init)
-
-    def _resuming(self, module: ModuleType) -> AbstractContextManager[object]:
-        """Let the first Trainer that has trained and saved resume once from its checkpoint."""
-
-        def training(own: Callable[..., Any]) -> Callable[..., Any]:
-            def train(trainer: Any, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-                result = own(trainer, resume_from_checkpoint, *args, **kwargs)
-                followed = trainer.callback_handler.callbacks  # of which a script may have removed ours
-                saved = max((each.saved for each in followed if type(each).__name__ == "Forward"), default=0)
-                if not self._has_resumed and not resume_from_checkpoint and saved:
-                    self._resume(own, trainer, f"{module.PREFIX_CHECKPOINT_DIR}-{saved}")
-                self._has_resumed = True
-                return result
-
-            return train
-
-        return changed(module.Trainer, "train", training)
-
-    def _resume(self, train: Callable[..., Any], trainer: Any, checkpoint: str) -> None:
-        """Let a Trainer train on from a checkpoint that it saved, as it would in a new process."""
-        if trainer.args.save_only_model or trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or self.is_late:
-            self._note(f"no resume from {checkpoint} was tried; what it needs is not in the figures")
-            return
-        trainer.model.zero_grad(set_to_none=True)
-        for optimizer in self._steps.optimizers:
-            optimizer.state.clear()
-        try:
-            train(trainer, os.path.join(trainer.args.output_dir, checkpoint))
-        except Exception as error:
-            self._note(f"the resume from {checkpoint} ended with {type(error).__name__}: {error}")
-        else:
-            self._note(f"the Trainer resumed once from its {checkpoint}, as a later process would")
 
     def told(self, grown: Callable[[Sequence[Step]], Measurement], found: Bytes) -> Measurement:
         """Return a measurement with what each part of the run needs.
@@ -423,27 +356,6 @@ class Whole:
     def is_late(self) -> bool:
         """Whether half of the time is over, so that a trainer should end for what comes after it."""
         return self._settled_at is not None and 2 * (time.monotonic() - self._settled_at) > self._seconds
-
-
-def _brief(own: Callable[..., None]) -> Callable[..., None]:
-    """Let Lightning's epochs have a few steps and then a validation."""
-
-    def make(trainer: Any, *args: Any, **kwargs: Any) -> None:
-        steps = FEWEST * int(kwargs.get("accumulate_grad_batches") or 1)
-        asked = kwargs.get("limit_train_batches")
-        limit = min(asked, steps) if isinstance(asked, int) else steps
-        own(trainer, *args, **{**kwargs, "limit_train_batches": limit, "val_check_interval": 1.0})
-
-    return make
-
-
-def _both(one: Change, other: Change) -> Change:
-    @contextmanager
-    def change(module: ModuleType) -> Iterator[None]:
-        with one(module), other(module):
-            yield
-
-    return change
 
 
 def _length(loader: DataLoader[Any]) -> int | None:
