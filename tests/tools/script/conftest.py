@@ -87,6 +87,7 @@ def run(tmp_path: Path, outcome: Callable[[Case], Measurement | Failure]) -> Run
         scheme: str = "exact",
         search: bool = False,
         meter: MeterName = "simulated",
+        limit: int | None = None,
         **options: Any,
     ) -> Any:
         file = tmp_path / "train.py"
@@ -100,7 +101,7 @@ def run(tmp_path: Path, outcome: Callable[[Case], Measurement | Failure]) -> Run
             meter=meter,
             device_profile="rtx-4090" if meter == "simulated" else None,
             find_largest_batch=search,
-            memory_limit_bytes=64 * MIB if search else None,
+            memory_limit_bytes=64 * MIB if search else limit,
         )
         return outcome(case)
 
