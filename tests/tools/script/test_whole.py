@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from wholeruns import BEGIN, ENDINGS, GENERATES, GENERATIONS, MODELS, TRAINER
+from wholeruns import BEGIN, COMMON, ENDINGS, GENERATES, GENERATIONS, MODELS, OF_LIBRARIES, TRAINER
 
 from actbench.model.measured import Measurement, RunEvent
 from actbench.model.records import Case, Failure
@@ -160,6 +160,19 @@ def test_a_trainer_resumes_once_from_its_checkpoint_with_what_a_new_process_need
         pytest.approx(expected, rel=0.01)
     ]
     assert any(each.part == "resumed step" for each in simulated.events)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", OF_LIBRARIES)
+def test_trainers_evaluate_with_what_they_need_for_real(
+    library: str, whole: Run, tiny_llama: Path, tmp_path: Path
+) -> None:
+    text = (COMMON + OF_LIBRARIES[library]).replace("LLAMA", str(tiny_llama)).replace("OUT", str(tmp_path / "written"))
+    real, simulated = whole(text, "cpu"), whole(text, "simulated")
+
+    for kinds in (("evaluation", "generation"), ("first step", "step", "next step"), ("save",)):
+        most, found = (max(each.peak_bytes for each in run.events if each.part in kinds) for run in (real, simulated))
+        assert found == pytest.approx(most, rel=0.02), kinds
 
 
 @pytest.mark.slow

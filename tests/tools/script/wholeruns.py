@@ -271,3 +271,61 @@ def scripts() -> Iterator[tuple[str, str, str]]:
             yield f"{ending}: {model}", KINDS[ending], (BEGIN + text).replace("{inner}", inner)
     for name, arguments in GENERATIONS.items():
         yield f"generates: {name}", "generation", GENERATES.replace("{generation}", arguments)
+
+
+OF_LIBRARIES = {
+    "SFT": """
+from datasets import Dataset
+from trl import SFTConfig, SFTTrainer
+
+data = Dataset.from_dict({"text": ["the cat sat on a mat and looked at two dogs"] * 64})
+arguments = SFTConfig("OUT", max_length=16, per_device_eval_batch_size=16, eval_strategy="steps", **COMMON)
+SFTTrainer("LLAMA", args=arguments, train_dataset=data, eval_dataset=data).train()
+""",
+    "DPO": """
+from datasets import Dataset
+from trl import DPOConfig, DPOTrainer
+
+pairs = {"prompt": ["the cat sat on"], "chosen": [" a mat and looked"], "rejected": [" two dogs"]}
+data = Dataset.from_dict({name: texts * 64 for name, texts in pairs.items()})
+arguments = DPOConfig("OUT", max_length=16, per_device_eval_batch_size=16, eval_strategy="steps", **COMMON)
+DPOTrainer("LLAMA", args=arguments, train_dataset=data, eval_dataset=data).train()
+""",
+    "scores in pieces": """
+import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+rows = [{"input_ids": torch.full((16,), 5), "labels": torch.full((16,), 5)}] * 64
+arguments = TrainingArguments(
+    "OUT", per_device_eval_batch_size=16, eval_strategy="steps", eval_accumulation_steps=2, **COMMON
+)
+model = AutoModelForCausalLM.from_pretrained("LLAMA")
+metrics = lambda found: {"rows": len(found.predictions)}
+Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, compute_metrics=metrics).train()
+""",
+    "generation in evaluations": """
+import torch
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, T5Config, T5ForConditionalGeneration
+
+rows = [{"input_ids": torch.full((16,), 5), "labels": torch.full((8,), 5)}] * 64
+arguments = Seq2SeqTrainingArguments(
+    "OUT", per_device_eval_batch_size=32, eval_strategy="steps", predict_with_generate=True, generation_max_length=24,
+    **COMMON,
+)
+config = T5Config(
+    vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, decoder_start_token_id=0, dropout_rate=0.0
+)
+model = T5ForConditionalGeneration(config)
+model.generation_config.eos_token_id = None  # untrained, it would end at any length
+metrics = lambda found: {"rows": len(found.predictions)}
+Seq2SeqTrainer(model, arguments, train_dataset=rows, eval_dataset=rows, compute_metrics=metrics).train()
+""",
+}
+"""Scripts of trainers that evaluate in ways of their own; OUT is the folder to write to, LLAMA that of a model."""
+
+COMMON = """
+COMMON = dict(
+    per_device_train_batch_size=4, eval_steps=8, save_steps=8, num_train_epochs=1, report_to=[], disable_tqdm=True,
+    use_cpu=False, optim="adamw_torch", bf16=False, save_total_limit=1, dataloader_pin_memory=False,
+)
+"""
