@@ -21,6 +21,8 @@ QUICK = (
 )
 RESUMES = ("loads a second copy", "resumes twice as large")
 METERS = ("cpu", "simulated")
+GENERATORS = 2 * 5056
+"""Bytes of states of torch's generator that a trainer saves: host memory, which is the card's where that is the CPU."""
 GROWS = ("keeps outputs", "sums losses with graphs")
 
 Run = Callable[..., Measurement]
@@ -172,7 +174,7 @@ def test_trainers_evaluate_with_what_they_need_for_real(
 
     for kinds in (("evaluation", "generation"), ("first step", "step", "next step"), ("save",)):
         most, found = (max(each.peak_bytes for each in run.events if each.part in kinds) for run in (real, simulated))
-        assert found == pytest.approx(most, rel=0.02), kinds
+        assert found == pytest.approx(most, rel=5e-3, abs=GENERATORS), kinds
 
 
 @pytest.mark.slow

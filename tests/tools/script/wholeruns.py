@@ -291,15 +291,13 @@ data = Dataset.from_dict({name: texts * 64 for name, texts in pairs.items()})
 arguments = DPOConfig("OUT", max_length=16, per_device_eval_batch_size=16, eval_strategy="steps", **COMMON)
 DPOTrainer("LLAMA", args=arguments, train_dataset=data, eval_dataset=data).train()
 """,
-    "scores in pieces": """
+    "metrics": """
 import torch
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 rows = [{"input_ids": torch.full((16,), 5), "labels": torch.full((16,), 5)}] * 64
-arguments = TrainingArguments(
-    "OUT", per_device_eval_batch_size=16, eval_strategy="steps", eval_accumulation_steps=2, **COMMON
-)
-model = AutoModelForCausalLM.from_pretrained("LLAMA")
+arguments = TrainingArguments("OUT", per_device_eval_batch_size=16, eval_strategy="steps", **COMMON)
+model = AutoModelForCausalLM.from_pretrained("LLAMA", dtype="float32")
 metrics = lambda found: {"rows": len(found.predictions)}
 Trainer(model, arguments, train_dataset=rows, eval_dataset=rows, compute_metrics=metrics).train()
 """,

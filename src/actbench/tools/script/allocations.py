@@ -109,7 +109,8 @@ class Allocations(Counting):
             step.gradients |= trace.names(str(moment), addresses)
         self._gradients.clear()
         unseen = [each for each in self._held() if each.untyped_storage().data_ptr() not in self._names]
-        self._unseen_bytes = footprint.stored_bytes(unseen)
+        # not those of now: when a run has ended, its models may be gone
+        self._unseen_bytes = max(self._unseen_bytes, footprint.stored_bytes(unseen))
         begun = step.begun
 
         def until(moment: int) -> int:
