@@ -10,7 +10,7 @@ measured. Their code stays in the clones, folders ``OWNER+NAME`` or ``NAME`` in 
 and nothing in them is changed. Each script runs in a new folder with what its table asks for: the repository, made-up
 data, variables. A result is stored as it ends, so a run can be stopped and begun again; with words after ``run``, only
 scripts whose names have one of them run, or all of a source that is one of them, again if they have a result. ``--twice`` runs each
-with an empty cache, and then again. ``--logs`` keeps what they print.
+with an empty cache, and then again. ``--logs`` keeps what they print. ``--cpu`` runs those marked ``real`` on the CPU.
 
 Of a source, a table has ``repository``, ``commit`` (or a tag), ``card``, ``command`` (what follows ``actbench``),
 ``environment``, ``data`` (functions of ``synthetic``, each with the place of what it makes), ``folders`` (made, empty),
@@ -19,8 +19,8 @@ and ``script_in_log``: a path is that of a log which begins with the script; ``n
 its first argument. Of a script a table has ``name``, ``path``, ``folder`` (where it runs; one of a log is put there),
 ``options`` (more of ``actbench``), ``arguments``, ``torch`` (what its authors ran), ``allocated_mib`` and
 ``reserved_mib`` (their peaks), ``reason`` (why the figures differ) or ``left_out`` (why it is not run), and
-``environment``, ``data``, ``folders`` and ``program`` of its own. With ``real = true`` it also runs for real on the CPU,
-and simulated with the profile of a CPU: two peaks that should be equal.
+``environment``, ``data``, ``folders`` and ``program`` of its own. With ``real = true`` ``--cpu`` runs it for real on
+the CPU, and simulated with the profile of a CPU: two peaks that should be equal.
 
 ``seed`` draws a third of a source's scripts, without those marked ``seen``, before any of them is run: their errors
 are reported apart, and nothing is changed after a look at them.
@@ -75,22 +75,27 @@ def results(source: str) -> dict[str, Result]:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def run(clones: Path, words: Sequence[str], *, twice: bool, logs: Path | None, missing: bool) -> None:
-    """Run scripts without a result, or those that are named, and store their results."""
+def run(
+    clones: Path, words: Sequence[str], *, twice: bool, cpu: bool, missing: bool, logs: Path | None
+) -> None:
+    """Run scripts without a result, or those that are named, and store their results; with ``cpu`` those on a CPU."""
     for source, table in sources().items():
         for script in table["script"]:
+            found = results(source).get(script["name"], {})
             is_named = any(word in (source, script["name"]) or word in script["name"] for word in words)
-            has_result = script["name"] in results(source)
-            if "left_out" in script or (words and not is_named) or (has_result and (missing or not words)):
+            has_result = "real_cpu_bytes" in found if cpu else bool(found)
+            is_left_out = "left_out" in script or (cpu and not script.get("real"))
+            if is_left_out or (words and not is_named) or (has_result and (missing or not words)):
                 continue
             print(f"{source}: {script['name']}", flush=True)
             with tempfile.TemporaryDirectory() as folder:
                 place = Path(folder, script.get("folder", ""))
                 target = unpacked(clone(clones, table), table, script, Path(folder))
                 log = None if logs is None else logs / f"{source} {script['name'].replace('/', ' ')}.txt"
-                result = ran(target, table, script, place, log, twice=twice)
-                if script.get("real"):
-                    result |= on_cpu(target, table, script, place, log)
+                if cpu:
+                    result = found | on_cpu(target, table, script, place, log)
+                else:
+                    result = ran(target, table, script, place, log, twice=twice)
             print(f"  {result}", flush=True)
             RESULTS.mkdir(parents=True, exist_ok=True)
             stored = json.dumps(results(source) | {script["name"]: result}, indent=1, sort_keys=True)
@@ -324,12 +329,14 @@ def main() -> None:
     running.add_argument("--clones", type=Path, required=True)
     running.add_argument("--twice", action="store_true")
     running.add_argument("--logs", type=Path, help="a folder for what the runs print")
+    running.add_argument("--cpu", action="store_true", help="on the CPU, for real and simulated, those marked real")
     running.add_argument("--missing", action="store_true", help="of those that are named, only those without a result")
     running.add_argument("words", nargs="*")
     verbs.add_parser("page")
     asked = parser.parse_args()
     if asked.verb == "run":
-        run(asked.clones, asked.words, twice=asked.twice, logs=asked.logs, missing=asked.missing)
+        told = {name: getattr(asked, name) for name in ("twice", "cpu", "missing", "logs")}
+        run(asked.clones, asked.words, **told)
     else:
         PAGE.write_text("\n".join(page()).rstrip() + "\n")
 

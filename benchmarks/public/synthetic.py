@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import string
 from pathlib import Path
 from typing import Any
@@ -182,3 +183,41 @@ def videos(folder: Path) -> None:
                     for _ in range(60):
                         file.mux(stream.encode(frame))
                     file.mux(stream.encode())
+
+
+def autoencoder(folder: Path) -> None:
+    """Write the config of Stable Diffusion's autoencoder, without its weights."""
+    from diffusers.models import AutoencoderKL
+
+    widths = (128, 256, 512, 512)
+    down, up = ("DownEncoderBlock2D",) * len(widths), ("UpDecoderBlock2D",) * len(widths)
+    with torch.device("meta"):
+        made = AutoencoderKL(3, 3, down, up, widths, layers_per_block=2, latent_channels=4, sample_size=256)
+    made.save_config(folder)
+
+
+def nanochat(folder: Path) -> None:
+    """Write a tokenizer of 32,768 tokens, all pairs of bytes as far as these reach, and three files of documents."""
+    import pyarrow
+    import tiktoken
+    from pyarrow import parquet
+
+    ranks = {bytes([first]): first for first in range(256)}
+    ranks |= {bytes(divmod(number, 256)): 256 + number for number in range(32_768 - 256 - 9)}
+    special = ("bos", *(f"{who}_{what}" for who in ("user", "assistant", "python", "output") for what in ("start", "end")))
+    encoding = tiktoken.Encoding(
+        "made-up",
+        pat_str=r"\S+|\s+",
+        mergeable_ranks=ranks,
+        special_tokens={f"<|{name}|>": len(ranks) + number for number, name in enumerate(special)},
+    )
+    (folder / "tokenizer").mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer" / "tokenizer.pkl").write_bytes(pickle.dumps(encoding))
+    lengths = [*map(len, ranks), *(0 for _ in special)]
+    torch.save(torch.tensor(lengths, dtype=torch.int32), folder / "tokenizer" / "token_bytes.pt")
+    draws = np.random.default_rng(0)
+    (folder / "base_data_climbmix").mkdir(exist_ok=True)
+    for shard in range(3):
+        texts = ["".join(draws.choice(list(string.ascii_letters + "    "), count)) for count in draws.integers(500, 9000, 2000)]
+        file = folder / "base_data_climbmix" / f"shard_{shard:05}.parquet"
+        parquet.write_table(pyarrow.table({"text": texts}), file, row_group_size=500)
