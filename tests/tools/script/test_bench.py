@@ -80,6 +80,12 @@ def test_a_measurement_names_the_type_of_the_autocast_that_trains(
             "starts other processes.*--gpus",
         ),
         (
+            "import torch\nlayer = torch.nn.Linear(8, 8).cuda().share_memory()\nassert layer.weight.is_shared()\n"
+            "torch.multiprocessing.get_context('spawn').Process(target=print, args=(layer,)).start()",
+            (),
+            r"starts other processes \(given its tensors\).*--gpus.*train.py:4",
+        ),
+        (
             "import socket\nsocket.create_connection(('127.0.0.1', 9), 1)",
             (),
             r"ConnectionRefused.*train.py:2",

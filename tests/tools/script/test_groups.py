@@ -88,6 +88,12 @@ def test_a_static_graph_and_a_search_for_unused_parameters_need_the_same() -> No
         assert found.gradients_bytes == plain.gradients_bytes
 
 
+def test_a_model_has_its_own_name_in_a_wrapper() -> None:
+    found = trained(ddp())
+
+    assert found.built is not None and found.built.model_class == "Residual"
+
+
 @pytest.mark.exhaustive
 def test_flat_parameters_are_shared_out() -> None:
     flat, rows = trained(fsdp1), trained(fsdp2())

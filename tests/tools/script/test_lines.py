@@ -39,6 +39,15 @@ def test_a_model_that_a_loop_drops_is_gone_from_the_card() -> None:
             assert torch.cuda.memory_allocated() < WEIGHTS  # only what cuBLAS holds
 
 
+def test_losses_and_transforms_are_no_passes_of_models() -> None:
+    lines, ran = Lines(Path.cwd()), list[int]()
+    lines.ran = lambda: ran.append(1)
+    with lines.watching():
+        nn.MSELoss()(nn.Linear(2, 2)(nn.Flatten()(torch.ones(1, 2))), torch.ones(1, 2))
+
+    assert len(ran) == 1
+
+
 def test_a_module_has_no_name_of_one_that_is_gone() -> None:
     lines = Lines(Path.cwd())
     with lines.watching():

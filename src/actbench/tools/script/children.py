@@ -7,10 +7,12 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.device.patches import replaced
 from actbench.errors import ActbenchError, MeasurementError, is_users
@@ -53,6 +55,7 @@ def watched(given_up: GivenUp) -> Iterator[None]:
     with (
         replaced(torch.multiprocessing, "spawn", _refused("torch.multiprocessing.spawn")),
         replaced(torch.multiprocessing, "start_processes", _refused("torch.multiprocessing.start_processes")),
+        replaced(ForkingPickler, "_extra_reducers", _keeping_tensors),
         replaced(multiprocessing.pool.Pool, "__init__", making),
         replaced(multiprocessing.pool.Pool, "_join_exited_workers", joining),
     ):
@@ -64,6 +67,15 @@ def _refused(name: str) -> Callable[[Any], Any]:
         raise MeasurementError(_TRAINING.format(name))
 
     return lambda own: refuse
+
+
+def _keeping_tensors(own: dict[type, Callable[..., Any]]) -> dict[type, Callable[..., Any]]:
+    """Return how values are sent to other processes, where tensors of a simulation are sent to none."""
+
+    def refuse(tensor: FakeTensor) -> Any:
+        raise MeasurementError(_TRAINING.format("given its tensors"))
+
+    return own | {FakeTensor: refuse}
 
 
 def users_line(frames: Sequence[traceback.FrameSummary]) -> str:

@@ -42,7 +42,7 @@ class Lines:
         copies: What was copied outside of forward and backward passes.
         autocast: The types in which autocast computes where gradients are needed.
         fed: Told of the arguments of a module that is part of no other, where gradients are needed.
-        ran: Called when such a module has run, with gradients or without.
+        ran: Called when such a module has run that has parameters, with gradients or without.
     """
 
     def __init__(self, folder: Path, script: Path | None = None) -> None:
@@ -187,18 +187,16 @@ class Lines:
                 self.autocast[str(torch.get_autocast_dtype(device)).removeprefix("torch.")] = None
 
     def _leave(self, arguments: Any) -> None:
-        self._active.pop()
+        left = self._active.pop()
         if not self._active and torch._C._current_autograd_node() is None:
-            self.ran()
+            if _is_model(left):
+                self.ran()
             if torch.is_grad_enabled():
                 self.fed(arguments)
 
     def _add_root(self, module: nn.Module) -> None:
-        """Name the modules inside of one that runs by itself; a part of another keeps its name there.
-
-        Losses and transforms, which have no parameters, are no models.
-        """
-        if next(module.parameters(), None) is None:
+        """Name the modules inside of one that runs by itself; a part of another keeps its name there."""
+        if not _is_model(module):
             self._name(module, type(module).__name__)
             return
         self._roots.append(ref(module))
@@ -215,3 +213,8 @@ class Lines:
 
         if id(module) not in self._paths:
             self._paths[id(module)], self._known[id(module)] = path, ref(module, forget)
+
+
+def _is_model(module: nn.Module) -> bool:
+    """Return whether a module is no loss and no transform: those have no parameters."""
+    return next(module.parameters(), None) is not None

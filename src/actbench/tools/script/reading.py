@@ -92,11 +92,17 @@ def held(tracker: Names, lines: Lines, optimizers: Sequence[torch.optim.Optimize
         owners=dict(_owners(tracker, lines, optimizers)),
         dtype=footprint.types(nn.ModuleList(lines.roots)),
         autocast="+".join(lines.autocast) or None,
-        models="+".join(dict.fromkeys(type(root).__name__ for root in lines.roots)) or "none",
+        models="+".join(dict.fromkeys(type(_inner(root)).__name__ for root in lines.roots)) or "none",
         optimizers="+".join(dict.fromkeys(type(each).__name__ for each in optimizers)),
         head=head_of([root for root, _ in trained(lines.roots, optimizers)]),
         tensor_parallel=sharing.tensor_parallel(lines.roots),
     )
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """Return the model inside of a wrapper of torch, such as the one that averages gradients over processes."""
+    is_torchs = type(model).__module__.startswith(("torch.nn.parallel.", "torch.distributed."))
+    return _inner(model.get_submodule("module")) if is_torchs and list(model._modules) == ["module"] else model
 
 
 def others(roots: Sequence[nn.Module]) -> list[Tensor]:

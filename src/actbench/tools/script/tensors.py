@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.device.patches import attribute, replaced
 from actbench.simulator import known
-from actbench.simulator.places import address
+from actbench.simulator.places import address, is_on_card
 from actbench.tools.script.values import READERS
 
 
@@ -62,6 +62,9 @@ def _of_fakes(faked: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     return READERS | {
         "__new__": staticmethod(new),
         "__deepcopy__": _deepcopied,
+        # torch leaves tensors of a card where they are, and nobody shares host memory without values
+        "share_memory_": lambda tensor: tensor,
+        "is_shared": is_on_card,
         "data_ptr": lambda tensor: address(tensor.untyped_storage()) + tensor.storage_offset() * tensor.itemsize,
         "data": property(own_data.__get__, set_data),  # type: ignore[attr-defined]
     }
