@@ -9,16 +9,19 @@ Each table beside this file is a source: a repository, a commit, and the scripts
 measured. Their code stays in the clones, folders ``OWNER+NAME`` or ``NAME`` in DIR, bare or not; nothing is fetched,
 and nothing in them is changed. Each script runs in a new folder with what its table asks for: the repository, made-up
 data, variables. A result is stored as it ends, so a run can be stopped and begun again; with words after ``run``, only
-scripts whose names have one of them run, again if they have a result. ``--twice`` runs each with an empty cache, and
-then again.
+scripts whose names have one of them run, or all of a source that is one of them, again if they have a result. ``--twice`` runs each
+with an empty cache, and then again. ``--logs`` keeps what they print.
 
-Of a source, a table has ``repository``, ``commit``, ``card``, ``command`` (what follows ``actbench``), ``environment``,
-``tokens`` or ``text`` (where data is made), ``folders`` (made, empty), and ``script_in_log``: a path is that of a log
-which begins with the script; ``note`` is said of all its rows. ``program`` names a file beside the table which is run
-in place of a script that needs the network; the script's path is its first argument. Of a script a table has ``name``,
-``path``, ``folder`` (where one of a log is put, if it looks for data beside its folder), ``options`` (more of
-``actbench``), ``arguments``, ``torch`` (what its authors ran), ``allocated_mib`` and ``reserved_mib`` (their peaks),
-``reason`` (why the figures differ) or ``left_out`` (why it is not run).
+Of a source, a table has ``repository``, ``commit`` (or a tag), ``card``, ``command`` (what follows ``actbench``),
+``environment``, ``data`` (functions of ``synthetic``, each with the place of what it makes), ``made`` (folders, each with what
+``hubdata`` fills it with), ``folders`` (made, empty),
+and ``script_in_log``: a path is that of a log which begins with the script; ``note`` is said of all its rows.
+``program`` names a file beside the table which is run in place of a script that needs the network; the script's path is
+its first argument. Of a script a table has ``name``, ``path``, ``folder`` (where it runs; one of a log is put there),
+``options`` (more of ``actbench``), ``arguments``, ``torch`` (what its authors ran), ``allocated_mib`` and
+``reserved_mib`` (their peaks), ``reason`` (why the figures differ) or ``left_out`` (why it is not run), and
+``environment``, ``data``, ``made``, ``folders`` and ``program`` of its own. With ``real = true`` it also runs for real on the CPU,
+and simulated with the profile of a CPU: two peaks that should be equal.
 
 ``seed`` draws a third of a source's scripts, without those marked ``seen``, before any of them is run: their errors
 are reported apart, and nothing is changed after a look at them.
@@ -42,6 +45,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import hubdata
 import synthetic
 
 HERE = Path(__file__).resolve().parent
@@ -52,6 +56,9 @@ MIB = 2**20
 LARGE = 0.03
 """Relative errors above this one are explained in words."""
 
+_ALONE = {"OMP_NUM_THREADS": "1"}  # each thread of an operator has buffers of its own
+_NO_SEARCH = ("--columns", "peak,reserved,over-limit")
+"""What leaves out the runs after a step, with remedies and other batches."""
 _END_OF_SCRIPT = "=" * 100
 _LONGEST_SECONDS = 3600
 
@@ -70,17 +77,22 @@ def results(source: str) -> dict[str, Result]:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def run(clones: Path, words: Sequence[str], *, twice: bool) -> None:
+def run(clones: Path, words: Sequence[str], *, twice: bool, logs: Path | None, missing: bool) -> None:
     """Run scripts without a result, or those that are named, and store their results."""
     for source, table in sources().items():
         for script in table["script"]:
-            is_named = any(word in script["name"] for word in words)
-            if "left_out" in script or not (is_named if words else script["name"] not in results(source)):
+            is_named = any(word in (source, script["name"]) or word in script["name"] for word in words)
+            has_result = script["name"] in results(source)
+            if "left_out" in script or (words and not is_named) or (has_result and (missing or not words)):
                 continue
             print(f"{source}: {script['name']}", flush=True)
             with tempfile.TemporaryDirectory() as folder:
+                place = Path(folder, script.get("folder", ""))
                 target = unpacked(clone(clones, table), table, script, Path(folder))
-                result = ran(target, table, script, Path(folder, script.get("folder", "")), twice=twice)
+                log = None if logs is None else logs / f"{source} {script['name'].replace('/', ' ')}.txt"
+                result = ran(target, table, script, place, log, twice=twice)
+                if script.get("real"):
+                    result |= on_cpu(target, table, script, place, log)
             print(f"  {result}", flush=True)
             RESULTS.mkdir(parents=True, exist_ok=True)
             stored = json.dumps(results(source) | {script["name"]: result}, indent=1, sort_keys=True)
@@ -107,33 +119,46 @@ def unpacked(git: Path, table: Table, script: Table, folder: Path) -> str:
         place.mkdir(exist_ok=True)
         (place / target).write_text(log.stdout.decode(errors="replace").partition(_END_OF_SCRIPT)[0])
     else:
-        archive = subprocess.run([*told, "archive", table["commit"]], capture_output=True, check=True)
+        without = (f":(exclude){name}" for name in absent(told, table["commit"]))
+        archive = subprocess.run([*told, "archive", table["commit"], ".", *without], capture_output=True, check=True)
         subprocess.run(["tar", "-x", "-C", str(folder)], input=archive.stdout, check=True)
-        target = script["path"]
-    if "program" in table:
-        shutil.copy(HERE / table["program"], folder)
-        target = f"{table['program']} {target}"
-    for name in table.get("folders", ()):
+        target = os.path.relpath(script["path"], script.get("folder", ""))
+    program = script.get("program", table.get("program"))
+    if program:
+        shutil.copy(HERE / program, folder / script.get("folder", ""))
+        target = f"{program} {target}"
+    for name in _both("folders", table, script, ()):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    if "tokens" in table:
-        synthetic.tokens(folder / table["tokens"])
-    if "text" in table:
-        synthetic.text(folder / table["text"])
+    for name, where in _both("data", table, script, {}).items():
+        getattr(synthetic, name)(folder / where)
+    for where, name in _both("made", table, script, {}).items():
+        hubdata.made(name, folder / where)
     return target
 
 
-def ran(target: str, table: Table, script: Table, folder: Path, *, twice: bool) -> Result:
+def absent(told: Sequence[str], commit: str) -> list[str]:
+    """Return the files of a commit that a clone lists and does not hold, as those that leave out the largest."""
+    listed = subprocess.run([*told, "ls-tree", "-r", commit], capture_output=True, check=True, text=True).stdout
+    names = {line.split()[2]: line.partition("\t")[2] for line in listed.splitlines() if " blob " in line}
+    asked = [*told, "cat-file", "--batch-check"]
+    found = subprocess.run(asked, input="\n".join(names), capture_output=True, check=True, text=True).stdout
+    return [names[line.split()[0]] for line in found.splitlines() if line.endswith(" missing")]
+
+
+def _both(key: str, table: Table, script: Table, nothing: Any) -> Any:
+    """Return what a table says of all its scripts and of one, together."""
+    of_all, of_one = table.get(key, nothing), script.get(key, nothing)
+    return {**of_all, **of_one} if isinstance(nothing, dict) else [*of_all, *of_one]
+
+
+def ran(target: str, table: Table, script: Table, folder: Path, log: Path | None, *, twice: bool) -> Result:
     """Run a script in its folder, and return what came of it."""
-    exported = folder / "exported.json"
-    options = ["--timeout", str(_LONGEST_SECONDS), "--output", str(folder / "results"), "--force"]
     told_to = [*shlex.split(table["command"]), *shlex.split(script.get("options", ""))]
-    words = [*told_to, *options, "--export-json", str(exported), "--quiet"]
-    command = [sys.executable, "-m", "actbench", *words, *shlex.split(f"{target} {script.get('arguments', '')}")]
-    told = {**os.environ, **table.get("environment", {})}
     with tempfile.TemporaryDirectory() as cache:
-        told |= {"XDG_CACHE_HOME": cache} if twice else {}
-        times = [_seconds(command, folder, told) for _ in range(1 + twice)]
-    record: Result = json.loads(exported.read_text())[-1] if exported.exists() else {}
+        told = {"XDG_CACHE_HOME": cache} if twice else {}
+        runs = [_recorded(told_to, target, table, script, folder, log, told) for _ in range(1 + twice)]
+    record, *_ = runs[-1]
+    times = [seconds for _, *seconds in runs]
     outcome = record.get("outcome", {"message": "ended without a result"})
     result = {
         "command": f"{shlex.join(['actbench', *told_to])} {target}",
@@ -150,13 +175,40 @@ def ran(target: str, table: Table, script: Table, folder: Path, *, twice: bool) 
     return {**result, **{name: outcome.get(name) for name in named}}
 
 
-def _seconds(command: Sequence[str], folder: Path, told: Mapping[str, str]) -> tuple[float, float]:
-    """Return the time of a command, and the processor time of it and of its children."""
+def on_cpu(target: str, table: Table, script: Table, folder: Path, log: Path | None) -> Result:
+    """Run a script for real on the CPU, and simulated with the profile of one; return both peaks."""
+    options, found = shlex.split(f"{table['command'].partition(' ')[0]} {script.get('options', '')}"), {}
+    for name, more in (("real_cpu_bytes", "--meter cpu"), ("simulated_cpu_bytes", "--device-profile cpu")):
+        record, *_ = _recorded([*options, *more.split()], target, table, script, folder, log, _ALONE)
+        found[name] = record.get("outcome", {}).get("peak_bytes")
+    return found
+
+
+def _recorded(
+    told_to: Sequence[str],
+    target: str,
+    table: Table,
+    script: Table,
+    folder: Path,
+    log: Path | None,
+    told: Mapping[str, str],
+) -> tuple[Result, float, float]:
+    """Run actbench on a script; return its record, and the time of all and that of processors."""
+    exported = folder / "exported.json"
+    exported.unlink(missing_ok=True)
+    options = ["--timeout", str(_LONGEST_SECONDS), "--output", str(folder / "results"), "--force", *_NO_SEARCH]
+    words = [told_to[0], *options, *told_to[1:], "--export-json", str(exported), *(() if log else ("--quiet",))]
+    command = [sys.executable, "-m", "actbench", *words, *shlex.split(f"{target} {script.get('arguments', '')}")]
+    environment = {**os.environ, **_both("environment", table, script, {}), **told}
     began = time.monotonic()
-    started = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=told)
-    _, status, used = os.wait4(started.pid, 0)
-    started.returncode = os.waitstatus_to_exitcode(status)
-    return time.monotonic() - began, used.ru_utime + used.ru_stime
+    with open(os.devnull if log is None else log, "ab") as file:
+        file.write(f"$ {shlex.join(command[2:])}\n".encode())
+        file.flush()
+        started = subprocess.Popen(command, cwd=folder, stdout=file, stderr=file, env=environment)
+        _, status, used = os.wait4(started.pid, 0)
+        started.returncode = os.waitstatus_to_exitcode(status)
+    record: Result = json.loads(exported.read_text())[-1] if exported.exists() else {}
+    return record, time.monotonic() - began, used.ru_utime + used.ru_stime
 
 
 def error(script: Table, result: Result, kind: str) -> float | None:
@@ -207,22 +259,15 @@ def _section(source: str, table: Table) -> Iterator[str]:
     yield f"{table['repository']} at {table['commit'][:12]}, {table['card']}: `actbench {table['command']}`.\n"
     if "note" in table:
         yield f"{table['note']}\n"
-    yield "| Script | Torch | Allocated, MiB | Simulated | Error | Reserved, MiB | Simulated | Error | Seconds | Why |"
-    yield "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | --- |"
-    for script in (each for each in table["script"] if "left_out" not in each):
-        result = found.get(script["name"])
-        if result is None:
-            continue
-        figures: list[str] = []
-        for kind, name in (("allocated", "script_peak_bytes"), ("reserved", "reserved_bytes")):
-            off, simulated = error(script, result, kind), result.get(name)
-            figures += [
-                f"{script[f'{kind}_mib']:,}" if f"{kind}_mib" in script else "",
-                f"{simulated / MIB:,.0f}" if simulated else "",
-                f"{off:+.2%}" if off is not None else "",
-            ]
-        why = script.get("reason", "") or result.get("failed", "")
-        yield _line(script["name"], script.get("torch", ""), *figures, f"{result['seconds']:,.0f}", why)
+    rows = [
+        _row(script, found[script["name"]])
+        for script in table["script"]
+        if "left_out" not in script and script["name"] in found
+    ]
+    columns = [name for name in _COLUMNS if any(row[name] for row in rows)]
+    yield _line(*(name.partition(":")[0] for name in columns))
+    yield _line(*("---" if name in _WORDS else "---:" for name in columns))
+    yield from (_line(*(row[name] for name in columns)) for row in rows)
     left_out = [script for script in table["script"] if "left_out" in script]
     if left_out:
         yield "\nLeft out:\n"
@@ -230,6 +275,29 @@ def _section(source: str, table: Table) -> Iterator[str]:
     waiting = [each["name"] for each in table["script"] if "left_out" not in each and each["name"] not in found]
     if waiting:
         yield f"\nNot run yet: {', '.join(waiting)}."
+
+
+_WORDS = ("Script", "Torch", "Why")
+_COLUMNS = (
+    *("Script", "Torch", "Allocated, MiB", "Simulated:allocated", "Error:allocated", "Reserved, MiB"),
+    *("Simulated:reserved", "Error:reserved", "CPU, bytes", "Simulated:cpu", "Error:cpu", "Seconds", "Why"),
+)
+"""Columns of a source's table; those without a cell are left out. A colon ends what is printed."""
+
+
+def _row(script: Table, result: Result) -> Mapping[str, str]:
+    """Return the cells of a script's row by their columns."""
+    row = {"Script": script["name"], "Torch": script.get("torch", ""), "Seconds": f"{result['seconds']:,.0f}"}
+    for kind, name in (("allocated", "script_peak_bytes"), ("reserved", "reserved_bytes")):
+        off, simulated = error(script, result, kind), result.get(name)
+        row[f"{kind.capitalize()}, MiB"] = f"{script[f'{kind}_mib']:,}" if f"{kind}_mib" in script else ""
+        row[f"Simulated:{kind}"] = f"{simulated / MIB:,.0f}" if simulated else ""
+        row[f"Error:{kind}"] = f"{off:+.2%}" if off is not None else ""
+    real, simulated = result.get("real_cpu_bytes"), result.get("simulated_cpu_bytes")
+    row["CPU, bytes"] = f"{real:,}" if real else ""
+    row["Simulated:cpu"] = f"{simulated:,}" if simulated else ""
+    row["Error:cpu"] = f"{simulated / real - 1:+.3%}" if real and simulated else ""
+    return row | {"Why": script.get("reason", "") or result.get("failed", "").replace("\n", " ")}
 
 
 def _line(*cells: object) -> str:
@@ -246,7 +314,8 @@ file of each script, and from [results/public-scripts](../results/public-scripts
 
 Where the authors published peaks, these stand beside the simulated ones: *allocated* is the most that torch's tensors
 took since the script began, with evaluations between its steps, and *reserved* the most that torch's allocator took of
-the card. *Torch* is what the authors ran; the simulation compiles with the torch that is installed. *Seconds* are those
+the card. *CPU* is the peak of the script as it runs for real on this machine's CPU, beside that of a simulation with the
+profile of a CPU. *Torch* is what the authors ran; the simulation compiles with the torch that is installed. *Seconds* are those
 of one run on two cores that others used, too. Each row with an error above 3 % says why.
 """
 
@@ -258,11 +327,13 @@ def main() -> None:
     running = verbs.add_parser("run")
     running.add_argument("--clones", type=Path, required=True)
     running.add_argument("--twice", action="store_true")
+    running.add_argument("--logs", type=Path, help="a folder for what the runs print")
+    running.add_argument("--missing", action="store_true", help="of those that are named, only those without a result")
     running.add_argument("words", nargs="*")
     verbs.add_parser("page")
     asked = parser.parse_args()
     if asked.verb == "run":
-        run(asked.clones, asked.words, twice=asked.twice)
+        run(asked.clones, asked.words, twice=asked.twice, logs=asked.logs, missing=asked.missing)
     else:
         PAGE.write_text("\n".join(page()).rstrip() + "\n")
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import string
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from PIL import Image
 
 _WORDS = 50256
 """Tokens of GPT-2 without the one that ends a document."""
@@ -37,3 +41,144 @@ def text(file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     characters = np.frombuffer(f"{string.ascii_letters} \n.,;:!?'-&3$".encode(), np.uint8)
     file.write_bytes(np.random.default_rng(0).choice(characters, 1_000_000).tobytes())
+
+
+def mnist(folder: Path) -> None:
+    """Write the four files of MNIST where torchvision looks for them below a folder: as many pictures as it has."""
+    raw = folder / "MNIST" / "raw"
+    raw.mkdir(parents=True, exist_ok=True)
+    draws = np.random.default_rng(0)
+    for name, count in {"train": 60_000, "t10k": 10_000}.items():
+        pictures = draws.integers(0, 256, (count, 28, 28), np.uint8)
+        labels = draws.integers(0, 10, count, np.uint8)
+        for kind, values in (("images-idx3", pictures), ("labels-idx1", labels)):
+            header = np.array([0x800 + values.ndim, *values.shape], ">i4")
+            (raw / f"{name}-{kind}-ubyte").write_bytes(header.tobytes() + values.tobytes())
+
+
+def pictures(folder: Path, per_class: int = 40) -> None:
+    """Write JPEGs of 500 x 375 dots, as many as ImageNet's have, in ``train`` and ``val``, of ten classes each."""
+    draws = np.random.default_rng(0)
+    for part in ("train", "val"):
+        for label in range(10):
+            of_class = folder / part / f"n{label:08}"
+            of_class.mkdir(parents=True, exist_ok=True)
+            for number in range(per_class):
+                coarse = Image.fromarray(draws.integers(0, 256, (12, 16, 3), np.uint8))
+                coarse.resize((500, 375)).save(of_class / f"{number}.jpg")
+
+
+def gpt_tokens(folder: Path) -> None:
+    """Write ``train.bin`` and ``val.bin`` as nanoGPT reads them: tokens of 16 bits, of a text of 65 characters."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, count in {"train": 1_000_000, "val": 100_000}.items():
+        np.random.default_rng(0).integers(0, 65, count, np.uint16).tofile(folder / f"{part}.bin")
+
+
+def cora(folder: Path) -> None:
+    """Write the graph of Cora's size: 2,708 papers of 1,433 words and seven classes, and 5,429 citations."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draws = np.random.default_rng(0)
+    papers = draws.permutation(1_000_000)[:2708]
+    words = draws.random((2708, 1433)) < 18 / 1433
+    words[:, 0] = True
+    rows = [f"{paper}\t" + "\t".join("01"[int(word)] for word in of) for paper, of in zip(papers, words, strict=True)]
+    labels = [*range(7), *draws.integers(0, 7, 2701)]
+    lines = [f"{row}\tclass_{label}\n" for row, label in zip(rows, labels, strict=True)]
+    (folder / "cora.content").write_text("".join(lines))
+    cites = np.unique(draws.choice(papers, (6000, 2)), axis=0)[:5429]
+    (folder / "cora.cites").write_text("".join(f"{one}\t{other}\n" for one, other in cites))
+
+
+def waves(file: Path) -> None:
+    """Write 100 sine waves of 1,000 points, as generate_sine_wave.py of PyTorch's examples does."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    shifts = np.random.default_rng(2).integers(-80, 80, 100).reshape(100, 1)
+    torch.save(np.sin((np.arange(1000) + shifts) / 20).astype("float64"), file)
+
+
+def bsds300(folder: Path) -> None:
+    """Write pictures in the folders of BSDS300, ``train`` and ``test``: 200 and 100 of 481 x 321 dots."""
+    draws = np.random.default_rng(0)
+    for part, count in {"train": 200, "test": 100}.items():
+        (folder / part).mkdir(parents=True, exist_ok=True)
+        for number in range(count):
+            coarse = Image.fromarray(draws.integers(0, 256, (10, 15, 3), np.uint8))
+            coarse.resize((481, 321)).save(folder / part / f"{number}.jpg")
+
+
+def wikitext(folder: Path) -> None:
+    """Write a text with as many words as WikiText-2 has, in as many lines: 33,278 of them differ."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draws = np.random.default_rng(0)
+    for part, count in {"train": 2_051_910, "valid": 213_886, "test": 241_211}.items():
+        words = [*range(33_277), *draws.integers(0, 33_277, count - 33_277).tolist()]
+        lines = (" ".join(f"w{word}" for word in words[first : first + 56]) for first in range(0, count, 56))
+        (folder / f"{part}.txt").write_text("".join(f"{line}\n" for line in lines))
+
+
+def fashion_mnist(folder: Path) -> None:
+    """Write the four files of Fashion-MNIST, which has the sizes of MNIST."""
+    mnist(folder)
+    (folder / "MNIST").rename(folder / "FashionMNIST")
+
+
+def coco(folder: Path) -> None:
+    """Write pictures and annotations of COCO 2017, all instances and keypoints: 48 pictures, two to seven objects each.
+
+    An object is a polygon in a box of 20 to 300 dots, and its area is that of the box.
+    """
+    draws = np.random.default_rng(0)
+    (folder / "annotations").mkdir(parents=True, exist_ok=True)
+    categories = [{"id": number, "name": f"class {number}"} for number in range(1, 91)]
+    for part in ("train2017", "val2017"):
+        (folder / part).mkdir(exist_ok=True)
+        images, objects = [], []
+        for number in range(1, 49):
+            width, height = ((640, 480), (480, 640), (640, 427))[number % 3]
+            images.append({"id": number, "file_name": f"{number:012}.jpg", "width": width, "height": height})
+            coarse = Image.fromarray(draws.integers(0, 256, (12, 16, 3), np.uint8))
+            coarse.resize((width, height)).save(folder / part / images[-1]["file_name"])
+            objects += [
+                _coco_object(draws, number, width, height, 100 * number + each) for each in range(draws.integers(2, 8))
+            ]
+        for kind in ("instances", "person_keypoints"):
+            of_kind = [each | {"category_id": 1} for each in objects] if kind == "person_keypoints" else objects
+            stored = {"info": {}, "images": images, "annotations": of_kind, "categories": categories}
+            (folder / "annotations" / f"{kind}_{part}.json").write_text(json.dumps(stored))
+
+
+def _coco_object(draws: np.random.Generator, picture: int, width: int, height: int, number: int) -> dict[str, Any]:
+    wide, high = (int(draws.integers(20, 300)) for _ in range(2))
+    left, top = int(draws.integers(0, width - wide)), int(draws.integers(0, height - high))
+    polygon = [left, top, left + wide, top, left + wide, top + high, left, top + high]
+    points = draws.integers((left, top), (left + wide, top + high), (17, 2)).tolist()
+    return {
+        "id": number,
+        "image_id": picture,
+        "category_id": int(draws.choice([1, 2, 3, 4, 5, 6, 7, 9, 16, 17, 18, 19, 20, 21, 44, 62, 63, 64, 67, 72])),
+        "bbox": [left, top, wide, high],
+        "area": wide * high,
+        "iscrowd": 0,
+        "segmentation": [polygon],
+        "keypoints": [value for x, y in points for value in (x, y, 2)],
+        "num_keypoints": len(points),
+    }
+
+
+def videos(folder: Path) -> None:
+    """Write videos in ``train`` and ``val``, as Kinetics-400 has them: ten classes, each with two of 60 frames."""
+    import av
+
+    draws = np.random.default_rng(0)
+    for part in ("train", "val"):
+        for name in (f"class {number}" for number in range(10)):
+            (folder / part / name).mkdir(parents=True, exist_ok=True)
+            for number in range(2):
+                with av.open(str(folder / part / name / f"{number}.mp4"), "w") as file:
+                    stream = file.add_stream("mpeg4", rate=30)
+                    stream.width, stream.height, stream.pix_fmt = 340, 256, "yuv420p"
+                    frame = av.VideoFrame.from_ndarray(draws.integers(0, 256, (256, 340, 3), np.uint8), format="rgb24")
+                    for _ in range(60):
+                        file.mux(stream.encode(frame))
+                    file.mux(stream.encode())

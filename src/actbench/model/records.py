@@ -127,10 +127,8 @@ class Case(WorkloadSettings):
 
     @property
     def shown_model(self) -> str:
-        """The model; of a script its name, a long path of it without its folders, and its arguments."""
-        if self.script is None or self.script.is_module or not os.path.isabs(self.script.target):
-            return self.model
-        return self.model.replace(self.script.target, os.path.basename(self.script.target), 1)
+        """The model; of a script what sentences call it."""
+        return self.model if self.script is None else self.script.shown
 
     @property
     def _changed(self) -> str:

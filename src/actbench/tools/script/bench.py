@@ -148,7 +148,7 @@ class Session:
             if not run.ending.has_begun:  # what a script raises while it ends, in a finally block, is no failure
                 raise
         if not run.steps.done:
-            raise MeasurementError((_ONLY_PASSES if run.steps.passes else _NO_STEP).format(script.text))
+            raise MeasurementError((_ONLY_PASSES if run.steps.passes else _NO_STEP).format(script.shown))
         return self._about_script(run.measurement, run, is_stopped=not is_whole)
 
     def _about_script(
