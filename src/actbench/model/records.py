@@ -206,6 +206,7 @@ class Built(StoredData):
             (``get_output_embeddings``), None where no layer stands out.
         refused: Schemes that are worth trying on many scripts, and that refuse the model of this one.
         stopped_after: Steps of a script after which it was ended; None if it ended by itself, and in older records.
+        failed: Why a script failed whose run was measured until then; None if it did not, and in older records.
         step_peaks: Peaks of the steps of a script that were compared, in their order; the largest is that of the
             measurement. Empty for a model, and in older records.
         larger_batches: How many times as many bytes as the batches that ran a later batch of a script's data has; None
@@ -224,6 +225,7 @@ class Built(StoredData):
     head: str | None = None
     refused: tuple[str, ...] = ()
     stopped_after: PositiveInt | None = None
+    failed: str | None = None
     step_peaks: tuple[NonNegativeInt, ...] = ()
     larger_batches: float | None = None
     waiting_rows: PositiveInt | None = None
