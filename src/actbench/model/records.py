@@ -5,7 +5,6 @@ Nothing in this file, or in what it imports, imports torch. All amounts are in b
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 

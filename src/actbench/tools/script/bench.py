@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -138,14 +138,7 @@ class Session:
             with run:
                 if stepped == self._say and isinstance(run, Simulation):
                     self._tell_passes(run)
-                with suppress(Ended):
-                    try:
-                        launching.run(script, lambda error: finish(failure_of(error)))
-                        is_whole = True
-                    except (CodeError, UntraceableError) as error:
-                        if not script.whole or len(run.steps.done) < _SNAPPED:
-                            raise
-                        failed = str(error)  # what ran before it is known, and may be all that a card has to hold
+                is_whole, failed = _launched(script, run, finish)
                 run.ending.done()
                 if run.steps.done and isinstance(run, Simulation):  # schemes are tried where models are simulated
                     return self._about_script(run.measurement, run, is_stopped=not is_whole, failed=failed)
@@ -222,6 +215,19 @@ class Session:
 
     def _say(self, number: int, step: Step) -> None:
         self.said(f"step {number}: peak {format_bytes(step.peak_bytes)}")
+
+
+def _launched(script: Script, run: Simulation | RealRun | CudaRun, finish: Finish) -> tuple[bool, str | None]:
+    """Run a script; return whether it came to its end, and why it failed in a whole run whose first steps are known."""
+    try:
+        launching.run(script, lambda error: finish(failure_of(error)))
+    except Ended:
+        return False, None
+    except (CodeError, UntraceableError) as error:
+        if not script.whole or run.ending.has_begun or len(run.steps.done) < _SNAPPED:
+            raise
+        return False, str(error)
+    return True, None
 
 
 def _without_schemes(options: dict[str, Any]) -> dict[str, Any]:
