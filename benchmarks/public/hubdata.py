@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from synthetic import mnist as mnist
 
 WORDS = 1000
 """Words of all texts, ``w0`` to ``w999``, which each tokenizer has beside its special tokens."""
@@ -441,4 +442,4 @@ def _graphs(folder: Path, name: str, count: int, nodes: tuple[int, int]) -> None
 
 def wikitext2(folder: Path) -> None:
     """Write the text that Lightning's demonstrations read."""
-    (folder / "wikitext-2.txt").write_text("\n".join(itertools.islice(_texts(10, 40), 2000)) + "\n")
+    (folder / "wikitext-2.txt").write_text("\n".join(itertools.islice(_texts(10, 40), 8000)) + "\n")
