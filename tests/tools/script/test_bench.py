@@ -63,6 +63,7 @@ def test_a_measurement_names_the_type_of_the_autocast_that_trains(
         ("import sys; sys.exit(3)", (), r"ended by sys.exit\(3\) \(train.py:1"),
         ("import sys; sys.exit()", (), "no optimizer of torch has stepped"),
         ("input('go on? ')", (), r"reads standard input.*train.py:1"),
+        ("import io, pickle\npickle.load(io.BytesIO())", (), r"EOFError: Ran out of input \(train.py:2"),
         (
             "import argparse; p = argparse.ArgumentParser(); p.add_argument('x'); p.parse_args()",
             (),

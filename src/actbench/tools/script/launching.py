@@ -26,6 +26,9 @@ from actbench.tools.script.children import GivenUp, users_line
 from actbench.tools.script.groups import environment, refused_package
 
 _LAUNCHED = "{} reads the environment variable {}{}: it is launched by torchrun; give --gpus N, the number of processes"
+_NO_LINE = ("EOF when reading a line",)
+"""What ``input`` says at the end of standard input."""
+
 _REMEDY = "run it on a GPU with --meter cuda, or small on this machine with --meter cpu"
 
 
@@ -67,7 +70,7 @@ def run(script: Script, given_up: GivenUp) -> None:
 def _told(script: Script, error: Exception) -> ActbenchError:
     """Return what to say of an error that the script did not catch."""
     where = line_of(error)
-    if isinstance(error, EOFError):
+    if isinstance(error, EOFError) and error.args == _NO_LINE:  # and not of a file that ends too early
         return MeasurementError(f"{script.shown} reads standard input, which is empty here{where}: give it arguments")
     refusal = refused_package(error.name) if isinstance(error, ModuleNotFoundError) else None
     if refusal is not None:
