@@ -204,7 +204,8 @@ def nanochat(folder: Path) -> None:
 
     ranks = {bytes([first]): first for first in range(256)}
     ranks |= {bytes(divmod(number, 256)): 256 + number for number in range(32_768 - 256 - 9)}
-    special = ("bos", *(f"{who}_{what}" for who in ("user", "assistant", "python", "output") for what in ("start", "end")))
+    speakers = ("user", "assistant", "python", "output")
+    special = ("bos", *(f"{who}_{what}" for who in speakers for what in ("start", "end")))
     encoding = tiktoken.Encoding(
         "made-up",
         pat_str=r"\S+|\s+",
@@ -218,6 +219,7 @@ def nanochat(folder: Path) -> None:
     draws = np.random.default_rng(0)
     (folder / "base_data_climbmix").mkdir(exist_ok=True)
     for shard in range(3):
-        texts = ["".join(draws.choice(list(string.ascii_letters + "    "), count)) for count in draws.integers(500, 9000, 2000)]
+        counts = draws.integers(500, 9000, 2000)
+        texts = ["".join(draws.choice(list(string.ascii_letters + "    "), count)) for count in counts]
         file = folder / "base_data_climbmix" / f"shard_{shard:05}.parquet"
         parquet.write_table(pyarrow.table({"text": texts}), file, row_group_size=500)

@@ -59,6 +59,15 @@ def test_the_headers_declare_as_many_functions_as_the_table_has() -> None:
     assert hooks.table_bytes() == 8 * (2 + len(hooks.places_of_functions()))
 
 
+def test_libraries_may_ask_how_torch_was_built(run: Run) -> None:
+    run("""
+        before = torch.__config__.show()
+        with answered():
+            assert torch.__config__.show() == before
+        assert torch.__config__.show() == before
+    """)
+
+
 def test_layers_optimizers_and_autocast_run_on_the_card(run: Run) -> None:
     told = run("""
     print(train_on_card())

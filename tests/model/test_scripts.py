@@ -31,6 +31,15 @@ def case(**settings: object) -> Case:
 def test_the_text_of_a_script_is_what_a_shell_takes_behind_python() -> None:
     assert shlex.split(case().model) == ["train.py", "--lr", "3 e"]
     assert Script(target="trl", is_module=True, arguments=("sft", "--x")).text == "-m trl sft --x"
+
+
+def test_sentences_call_a_script_by_its_name_where_its_arguments_are_long() -> None:
+    many = tuple(f"--option{number} value" for number in range(9))
+
+    assert Script(target="/home/me/train.py", arguments=("--epochs", "3")).shown == "train.py --epochs 3"
+    assert Script(target="examples/train.py", arguments=many).shown == "examples/train.py …"
+    assert Script(target="trl.scripts.sft", is_module=True, arguments=many).shown == "-m trl.scripts.sft …"
+    assert Script(target=f"{'long/' * 20}train.py").shown == f"{'long/' * 20}train.py"
     with pytest.raises(ValidationError):
         Script(target="")
 

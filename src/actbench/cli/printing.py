@@ -299,6 +299,8 @@ def finish(
         remark(counts + (f", {summary.skipped} taken from the results file" if summary.skipped else ""))
         remark(f"results: {comparison.path} (tables in the same folder, as .md and .csv)")
     outcomes = [record.outcome for record in comparison.records]
-    runs_out = any(isinstance(outcome, Measurement) and outcome.runs_out for outcome in outcomes)
-    if any(isinstance(outcome, Failure) for outcome in outcomes) or (runs_out and require_fit):
+    measured = [outcome for outcome in outcomes if isinstance(outcome, Measurement)]
+    runs_out = any(outcome.runs_out for outcome in measured)
+    stopped = any(outcome.built is not None and outcome.built.failed is not None for outcome in measured)
+    if stopped or any(isinstance(outcome, Failure) for outcome in outcomes) or (runs_out and require_fit):
         raise Exit(1)

@@ -99,7 +99,9 @@ def answered(cards: int = 1) -> Iterator[None]:
         raise MeasurementError("a simulated card is in use in this process already; one process has one")
     try:
         count_devices()
+        shown = torch._C._show_config()  # which asks cuDNN for its version where there is a card
         with (
+            attribute(torch._C, "_show_config", lambda: shown),
             attribute(FakeTensorMode, "avoid_device_init", True),  # torch asks it before it calls the driver
             attribute(fake_tensor, "init_gpu_context", _make_no_context),
             fallbacks_on_host(),

@@ -5,7 +5,6 @@ Nothing in this file, or in what it imports, imports torch. All amounts are in b
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
@@ -127,10 +126,8 @@ class Case(WorkloadSettings):
 
     @property
     def shown_model(self) -> str:
-        """The model; of a script its name, a long path of it without its folders, and its arguments."""
-        if self.script is None or self.script.is_module or not os.path.isabs(self.script.target):
-            return self.model
-        return self.model.replace(self.script.target, os.path.basename(self.script.target), 1)
+        """The model; of a script what sentences call it."""
+        return self.model if self.script is None else self.script.shown
 
     @property
     def _changed(self) -> str:
@@ -208,6 +205,7 @@ class Built(StoredData):
             (``get_output_embeddings``), None where no layer stands out.
         refused: Schemes that are worth trying on many scripts, and that refuse the model of this one.
         stopped_after: Steps of a script after which it was ended; None if it ended by itself, and in older records.
+        failed: Why a script failed whose run was measured until then; None if it did not, and in older records.
         step_peaks: Peaks of the steps of a script that were compared, in their order; the largest is that of the
             measurement. Empty for a model, and in older records.
         larger_batches: How many times as many bytes as the batches that ran a later batch of a script's data has; None
@@ -226,6 +224,7 @@ class Built(StoredData):
     head: str | None = None
     refused: tuple[str, ...] = ()
     stopped_after: PositiveInt | None = None
+    failed: str | None = None
     step_peaks: tuple[NonNegativeInt, ...] = ()
     larger_batches: float | None = None
     waiting_rows: PositiveInt | None = None

@@ -14,6 +14,9 @@ from pydantic import Field
 from actbench.model.data import Data
 from actbench.units import PositiveInt
 
+_LONGEST_SHOWN = 60
+"""Characters of a script and its arguments in a sentence, which has others to say."""
+
 
 class Script(Data):
     """A training script of the user's own, as ``python`` takes it.
@@ -41,6 +44,15 @@ class Script(Data):
     def text(self) -> str:
         """The script and its arguments, as a shell takes them behind ``python``."""
         return shlex.join([*(["-m"] if self.is_module else []), self.target, *self.arguments])
+
+    @property
+    def shown(self) -> str:
+        """The text for sentences: a path from the root without its folders, and arguments only where they are short."""
+        is_long = not self.is_module and os.path.isabs(self.target)
+        whole = self.model_copy(update={"target": os.path.basename(self.target) if is_long else self.target})
+        if not self.arguments or len(whole.text) <= _LONGEST_SHOWN:
+            return whole.text
+        return f"{whole.model_copy(update={'arguments': ()}).text} …"
 
     @property
     def file(self) -> str | None:

@@ -28,7 +28,7 @@ def rows_of(case: Case, outcome: Any) -> int | None:
 
 def name_of(case: Case, outcome: Any) -> str:
     """Return the name of a case for messages, with the batch that was found."""
-    return named(case.model, case.scheme, rows_of(case, outcome), case.meter)
+    return named(case.shown_model, case.scheme, rows_of(case, outcome), case.meter)
 
 
 def names_in(scheme: str) -> list[str]:

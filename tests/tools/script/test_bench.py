@@ -64,6 +64,7 @@ def test_a_measurement_names_the_type_of_the_autocast_that_trains(
         ("import sys; sys.exit(3)", (), r"ended by sys.exit\(3\) \(train.py:1"),
         ("import sys; sys.exit()", (), "no optimizer of torch has stepped"),
         ("input('go on? ')", (), r"reads standard input.*train.py:1"),
+        ("import io, pickle\npickle.load(io.BytesIO())", (), r"EOFError: Ran out of input \(train.py:2"),
         (
             "import argparse; p = argparse.ArgumentParser(); p.add_argument('x'); p.parse_args()",
             (),
@@ -80,8 +81,10 @@ def test_a_measurement_names_the_type_of_the_autocast_that_trains(
             "starts other processes.*--gpus",
         ),
         (
-            "import torch\nlayer = torch.nn.Linear(8, 8).cuda().share_memory()\nassert layer.weight.is_shared()\n"
-            "torch.multiprocessing.get_context('spawn').Process(target=print, args=(layer,)).start()",
+            (
+                "import torch\nlayer = torch.nn.Linear(8, 8).cuda().share_memory()\nassert layer.weight.is_shared()\n"
+                "torch.multiprocessing.get_context('spawn').Process(target=print, args=(layer,)).start()"
+            ),
             (),
             r"starts other processes \(given its tensors\).*--gpus.*train.py:4",
         ),

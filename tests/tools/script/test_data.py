@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,6 +82,32 @@ def test_each_fetch_runs_inside_the_real_context() -> None:
             assert not now[0]
 
     assert inside == [True] * 10
+
+
+def test_data_sets_of_graphs_are_prepared_inside_the_real_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside: list[str] = []
+
+    @contextmanager
+    def real() -> Iterator[None]:
+        inside.append("begins")
+        yield
+        inside.append("ends")
+
+    for name in ("", "data", "io"):
+        (tmp_path / "torch_geometric" / name).mkdir(exist_ok=True)
+        (tmp_path / "torch_geometric" / name / "__init__.py").touch()
+    text = "class Dataset:\n    def _process(self):\n        self.seen.append('processes')\n"
+    (tmp_path / "torch_geometric" / "data" / "dataset.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if not k.startswith("torch_geometric")})
+    with prepared(print, real=real):
+        found = importlib.import_module("torch_geometric.data.dataset").Dataset()
+        found.seen = inside
+        found._process()
+
+    assert inside == ["begins", "processes", "ends"]
 
 
 @pytest.mark.slow

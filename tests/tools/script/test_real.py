@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from actbench.errors import MeasurementError
 from actbench.model.measured import Measurement
@@ -70,6 +71,30 @@ def test_a_real_run_counts_what_a_simulated_one_does(run: Run) -> None:
     assert real.simulated is None
     assert real.peak_parts is not None
     assert sum(real.peak_parts.model_dump().values()) == real.peak_bytes
+
+
+def test_weights_that_a_library_lays_into_one_block_count_once(run: Run, tmp_path: Path) -> None:
+    layer = torch.nn.Linear(512, 512)
+    save_file({"weight": layer.weight.detach(), "bias": layer.bias.detach()}, tmp_path / "layer.safetensors")
+    text = f"""
+import torch
+from safetensors.torch import load_file
+
+model = torch.nn.Linear(512, 512)
+model.load_state_dict(load_file("{tmp_path}/layer.safetensors"), assign=True)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(3):
+    model(torch.randn(4, 512)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    real = run(text, "cpu")
+
+    weights = 4 * (512 * 512 + 512)
+    assert real.weights_bytes == pytest.approx(weights, rel=0.01)
+    assert real.peak_bytes == pytest.approx(2 * weights, rel=0.05)
+    assert real.peak_parts is not None
+    assert real.peak_parts.weights_bytes >= weights
 
 
 @pytest.mark.slow

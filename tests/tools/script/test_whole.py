@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from wholeruns import BEGIN, COMMON, ENDINGS, GENERATES, GENERATIONS, MODELS, OF_LIBRARIES, TRAINER
+from wholeruns import BEGIN, COMMON, ENDINGS, FAILS, GENERATES, GENERATIONS, MODELS, OF_LIBRARIES, TRAINER
 
 from actbench.model.measured import Measurement, RunEvent
 from actbench.model.records import Case, Failure
@@ -131,6 +131,16 @@ lightning.Trainer(
     max_epochs=1, accelerator="gpu", devices=1, logger=False, default_root_dir="OUT", enable_progress_bar=False
 ).fit(Trained(), DataLoader(data, 32, shuffle=True), DataLoader(data, 64))
 """
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_parts_before_an_error_are_kept(meter: str, whole: Run) -> None:
+    found = whole(BEGIN.replace("{inner}", MODELS["perceptron"]) + FAILS, meter)
+
+    assert [each.part for each in found.events] == ["first step", "step", "evaluation"]
+    assert found.built is not None
+    assert found.built.failed is not None
+    assert "failed: KeyError: 'accuracy' (train.py:" in found.built.failed
 
 
 @pytest.mark.slow

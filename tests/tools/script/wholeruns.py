@@ -71,6 +71,14 @@ MODELS = {
     "convolution": "nn.Sequential(Shifted(), Shifted())",
 }
 
+FAILS = """
+for x in loader(80): step(x)
+model.eval()
+with torch.no_grad():
+    for x in loader(160): model(x.cuda())
+{}["accuracy"]
+"""
+
 ENDINGS = {
     "keeps outputs": """
 kept = []

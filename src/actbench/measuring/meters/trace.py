@@ -55,7 +55,7 @@ class AllocationTrace:
         self._device = device
         self._made_node = made_node
         self._marks: dict[str, int] = {}
-        self._names: dict[str, dict[int, int]] = {}
+        self._named: dict[str, dict[int, Event]] = {}
         self._curve: list[int] = after._curve if after else [0]
         self._unseen: int = after._unseen if after else 0
         self._before: int | None = None  # what the allocator counted when the first event began
@@ -105,11 +105,11 @@ class AllocationTrace:
 
     def names(self, mark: str, addresses: Iterable[int]) -> set[int]:
         """Return the names in ``events`` of the storages at these addresses at a mark; only after leaving."""
-        return {self._names[mark][address] for address in addresses if address in self._names[mark]}
+        return {self._named[mark][address][0] for address in addresses if address in self._named[mark]}
 
-    def named(self, mark: str) -> dict[int, int]:
-        """Return the names of the storages that are alive at a mark, by address; only after leaving."""
-        return self._names[mark]
+    def named(self, mark: str) -> dict[int, Event]:
+        """Return the names and bytes of what is alive at a mark, by address; only after leaving."""
+        return self._named[mark]
 
     def _draw_curve(self) -> None:
         """Add up the events by time; ``_curve[i]`` are the bytes alive after ``i`` events.
@@ -138,7 +138,7 @@ class AllocationTrace:
             elif event.name.startswith(_MARK):
                 mark = event.name.removeprefix(_MARK)
                 self._marks[mark] = len(self.events)
-                self._names[mark] = {address: name for address, (name, _) in alive.items()}
+                self._named[mark] = dict(alive)
 
     def _make_up(self, change: Any) -> None:
         """Enter the bytes that no event told of before this one: a block that was freed, or else unseen ones."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -40,7 +41,7 @@ class Allocations(Counting):
         self._trace: AllocationTrace | None = None
         self._moments = -1
         self._unseen_bytes = 0
-        self._names: dict[int, int] = {}
+        self._blocks = _Blocks({})
         self._gradients: list[tuple[int, set[int]]] = []
         self.is_on = True
         self._is_tracing = self._holds_collector = False
@@ -104,11 +105,11 @@ class Allocations(Counting):
         gc.disable()
         trace.__exit__(None, None, None)
         self._is_tracing = False
-        self._names = trace.named(str(collected))
+        self._blocks = _Blocks(trace.named(str(collected)))
         for moment, addresses in self._gradients:
             step.gradients |= trace.names(str(moment), addresses)
         self._gradients.clear()
-        unseen = [each for each in self._held() if each.untyped_storage().data_ptr() not in self._names]
+        unseen = [each for each in self._held() if self._blocks.name(each.untyped_storage().data_ptr()) is None]
         # not those of now: when a run has ended, its models may be gone
         self._unseen_bytes = max(self._unseen_bytes, footprint.stored_bytes(unseen))
         begun = step.begun
@@ -135,11 +136,32 @@ class Allocations(Counting):
 
     def names(self, tensors: Iterable[Tensor]) -> set[int]:
         """Return the names of storages that are alive at the end of the last step."""
-        return {self._names.get(address, _UNSEEN) for address in footprint.addresses(tensors)}
+        found = (self._blocks.name(address) for address in footprint.addresses(tensors))
+        return {_UNSEEN if name is None else name for name in found}
 
     def leaves_out(self, tensor: Tensor) -> bool:
         """Return False: all memory is that of the CPU."""
         return False
+
+
+class _Blocks:
+    """Finds the block that an address is in: a library may lay many storages into one, as safetensors does of a file.
+
+    Args:
+        named: The names and bytes of blocks, by address.
+    """
+
+    def __init__(self, named: Mapping[int, Event]) -> None:
+        self._named, self._begin = named, sorted(named)
+
+    def name(self, address: int) -> int | None:
+        """Return the name of the block that has an address; None if none has."""
+        before = bisect.bisect_right(self._begin, address)
+        if not before:
+            return None
+        begin = self._begin[before - 1]
+        name, amount = self._named[begin]
+        return name if address < begin + max(amount, 1) else None
 
 
 class RealMemory:

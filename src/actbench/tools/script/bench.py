@@ -6,14 +6,14 @@ import importlib
 import math
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
 import torch
 
 from actbench import livememory, scheme as schemes
-from actbench.errors import ActbenchError, MeasurementError
+from actbench.errors import ActbenchError, CodeError, MeasurementError, UntraceableError
 from actbench.measuring import failures
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Failure
@@ -139,30 +139,28 @@ class Session:
         quiet = nullcontext() if stepped == self._say else livememory.told_to(None)
         with quiet:
             run = self._opened(script, snapped if script.whole else stepped, ended)
-        is_whole = False
+        is_whole, failed = False, None
         try:
             with run:
                 if stepped == self._say and isinstance(run, Simulation):
                     self._tell_passes(run)
-                with suppress(Ended):
-                    launching.run(script, lambda error: finish(failure_of(error)))
-                    is_whole = True
+                is_whole, failed = _launched(script, run, finish)
                 run.ending.done()
                 if run.steps.done and isinstance(run, Simulation):  # schemes are tried where models are simulated
-                    return self._about_script(run.measurement, run, is_stopped=not is_whole)
+                    return self._about_script(run.measurement, run, is_stopped=not is_whole, failed=failed)
         except ActbenchError:
             if not run.ending.has_begun:  # what a script raises while it ends, in a finally block, is no failure
                 raise
         if not run.steps.done:
-            raise MeasurementError((_ONLY_PASSES if run.steps.passes else _NO_STEP).format(script.text))
-        return self._about_script(run.measurement, run, is_stopped=not is_whole)
+            raise MeasurementError((_ONLY_PASSES if run.steps.passes else _NO_STEP).format(script.shown))
+        return self._about_script(run.measurement, run, is_stopped=not is_whole, failed=failed)
 
     def _about_script(
-        self, found: Measurement, run: Simulation | RealRun | CudaRun, *, is_stopped: bool
+        self, found: Measurement, run: Simulation | RealRun | CudaRun, *, is_stopped: bool, failed: str | None = None
     ) -> Measurement:
         """Return a measurement with where the script was stopped, and with the schemes that may help or are refused."""
         assert found.built is not None
-        more: dict[str, Any] = {"stopped_after": len(run.steps.done) if is_stopped else None}
+        more: dict[str, Any] = {"stopped_after": len(run.steps.done) if is_stopped else None, "failed": failed}
         if not self._scheme.changes and not self.reads_blocks:
             asked = (*(each.scheme for each in suggestions(found, most=None)), *found.remedies)
             if self._snapshot is not None:
@@ -223,6 +221,19 @@ class Session:
 
     def _say(self, number: int, step: Step) -> None:
         self.said(f"step {number}: peak {format_bytes(step.peak_bytes)}")
+
+
+def _launched(script: Script, run: Simulation | RealRun | CudaRun, finish: Finish) -> tuple[bool, str | None]:
+    """Run a script; return whether it came to its end, and why it failed in a whole run whose first steps are known."""
+    try:
+        launching.run(script, lambda error: finish(failure_of(error)))
+    except Ended:
+        return False, None
+    except (CodeError, UntraceableError) as error:
+        if not script.whole or run.ending.has_begun or len(run.steps.done) < _SNAPPED:
+            raise
+        return False, str(error)
+    return True, None
 
 
 def _without_schemes(options: dict[str, Any]) -> dict[str, Any]:

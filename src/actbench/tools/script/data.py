@@ -12,7 +12,8 @@ its own, as it evaluates. An epoch keeps its number of batches: a small data set
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -27,11 +28,14 @@ from torch.utils.data import (
     dataloader as torchs,
 )
 
-from actbench.tools.script.arrivals import changed
+from actbench.tools.script.arrivals import Change, changed
 
 Note = Callable[[str], None]
 Real = Callable[[], AbstractContextManager[None]]
 Ordered = Callable[[DataLoader[Any], Iterator[Any], Callable[[Any], Any]], Iterator[Any]]
+
+_PREPARING = ("_download", "_process", "__getitem__")
+"""Methods of PyTorch Geometric's data sets that make files of others, and samples by transforms."""
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _ALONE = {"num_workers": 0, "timeout": 0, "pin_memory": False}
@@ -82,6 +86,31 @@ def loaded_here(
         changed(DataLoader, "check_worker_number_rationality", uncounted),
     ):
         yield
+
+
+def changes(real: Real) -> dict[str, Change]:
+    """Return the changes that let data sets which prepare files when they are made do so inside ``real()``.
+
+    What they write is read by later runs of the script, too.
+    """
+
+    def within(own: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            with real():
+                return own(*args, **options)
+
+        return call
+
+    def preparing(module: ModuleType) -> AbstractContextManager[object]:
+        with ExitStack() as stack:
+            for name in _PREPARING:
+                stack.enter_context(changed(module.Dataset, name, within))
+            return stack.pop_all()
+
+    return {
+        "torch_geometric.data.dataset": preparing,
+        "torch_geometric.io.fs": lambda module: changed(module, "torch_load", within),
+    }
 
 
 def _fetching(

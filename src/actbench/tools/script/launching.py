@@ -26,6 +26,9 @@ from actbench.tools.script.children import GivenUp, users_line
 from actbench.tools.script.groups import environment, refused_package
 
 _LAUNCHED = "{} reads the environment variable {}{}: it is launched by torchrun; give --gpus N, the number of processes"
+_NO_LINE = ("EOF when reading a line",)
+"""What ``input`` says at the end of standard input."""
+
 _REMEDY = "run it on a GPU with --meter cuda, or small on this machine with --meter cpu"
 
 
@@ -48,14 +51,14 @@ def run(script: Script, given_up: GivenUp) -> None:
         folder = os.getcwd() if script.is_module else str(Path(script.target).resolve().parent)
         stack.enter_context(replaced(sys, "path", lambda own: [folder, *own]))
         try:
-            with shapes_only(script.text, _REMEDY):
+            with shapes_only(script.shown, _REMEDY):
                 if script.is_module:
                     runpy.run_module(script.target, run_name="__main__", alter_sys=True)
                 else:
                     runpy.run_path(script.target, run_name="__main__")
         except SystemExit as error:
             if error.code not in (None, 0):
-                raise MeasurementError(f"{script.text} ended by sys.exit({error.code!r}){line_of(error)}") from error
+                raise MeasurementError(f"{script.shown} ended by sys.exit({error.code!r}){line_of(error)}") from error
         except (ActbenchError, KeyboardInterrupt) as error:
             if type(error) in (MeasurementError, UntraceableError):
                 raise type(error)(f"{error}{line_of(error)}") from error
@@ -67,16 +70,16 @@ def run(script: Script, given_up: GivenUp) -> None:
 def _told(script: Script, error: Exception) -> ActbenchError:
     """Return what to say of an error that the script did not catch."""
     where = line_of(error)
-    if isinstance(error, EOFError):
-        return MeasurementError(f"{script.text} reads standard input, which is empty here{where}: give it arguments")
+    if isinstance(error, EOFError) and error.args == _NO_LINE:  # and not of a file that ends too early
+        return MeasurementError(f"{script.shown} reads standard input, which is empty here{where}: give it arguments")
     refusal = refused_package(error.name) if isinstance(error, ModuleNotFoundError) else None
     if refusal is not None:
         return MeasurementError(f"{refusal}{where}")
     if isinstance(error, KeyError) and {*error.args} & environment(2, 2).keys():
-        return MeasurementError(_LAUNCHED.format(script.text, error.args[0], where))
+        return MeasurementError(_LAUNCHED.format(script.shown, error.args[0], where))
     if is_out_of_memory(error):
         return OutOfMemoryError(f"{told(error)}{where}")
-    return CodeError(f"{script.text} failed: {told(error)}{where}")
+    return CodeError(f"{script.shown} failed: {told(error)}{where}")
 
 
 def line_of(error: BaseException) -> str:

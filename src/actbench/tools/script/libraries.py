@@ -70,7 +70,7 @@ def prepared(
             saved = savedmodels.SavedModels(stack)
             contents = checkpoints.Contents(once, saved.is_ours)
             modules = (loading, packed, saving, loggers, kernels, flash, detectors, zero)
-            parts = [*(module.changes(once) for module in modules)]
+            parts = [*(module.changes(once) for module in modules), data.changes(real)]
             parts += [contents.changes(), savedmodels.changes(saved, contents, once)]
             changes = {
                 name: combined([part[name] for part in parts if name in part]) for part in parts for name in part

@@ -37,10 +37,13 @@ def in_short(record: MeasuredRecord) -> list[str]:
     if not isinstance(measured, Measurement):
         return []
     fits = _survives(record, measured) if measured.events else _fits(record, measured)
-    if measured.growth is None:
-        return [fits]
-    grows = _grows(record, measured, measured.growth)
-    return [fits, grows] if measured.lacks_memory or not measured.growth.is_lasting else [grows]
+    lines = [fits]
+    if measured.growth is not None:
+        grows = _grows(record, measured, measured.growth)
+        lines = [fits, grows] if measured.lacks_memory or not measured.growth.is_lasting else [grows]
+    if measured.built is not None and measured.built.failed is not None:
+        lines.append(f"{measured.built.failed}: what it does later is not in the figures.")
+    return lines
 
 
 def about_card(record: MeasuredRecord) -> str:
@@ -58,7 +61,7 @@ def about_values(record: MeasuredRecord) -> list[str]:
         return []
     made_up = "Losses and other values that the script prints are made up: a simulated card computes none."
     lines = [made_up] if record.case.meter == "simulated" else []
-    if measured.built is not None and measured.built.stopped_after is not None:
+    if measured.built is not None and measured.built.stopped_after is not None and measured.built.failed is None:
         steps = counted(measured.built.stopped_after, "step")
         more = "--whole also runs its largest batch, its evaluations and its saves"
         if record.case.script is not None and record.case.script.whole:

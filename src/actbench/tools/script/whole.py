@@ -45,8 +45,8 @@ _AFTER = 3
 _ALIKE = 3
 """Epochs after which one has a single batch: nothing is new in it but what is kept from epoch to epoch."""
 
-EVALUATED = 6
-"""Batches of an evaluation."""
+EVALUATED, EVALUATED_SLOW = 6, 4
+"""Batches of an evaluation; fewer where a batch takes seconds, as one that generates does."""
 
 _SLOW_SECONDS = 5.0
 
@@ -161,7 +161,10 @@ class Whole:
         is_own = self._open is None
         span = self._begin("evaluation") if is_own else self._open
         assert span is not None
-        for batch in itertools.islice(batches, most if self._is_cut else None):
+        began = time.monotonic()
+        for given, batch in enumerate(itertools.islice(batches, most if self._is_cut else None)):
+            if self._is_cut and given >= EVALUATED_SLOW and time.monotonic() - began > given * _SLOW_SECONDS:
+                break
             span.batches.append(self._steps.now())
             yield batch
         span.of = count  # else the script wanted no more, as Lightning's check before training
