@@ -361,3 +361,15 @@ def test_lightning_prepares_data_in_the_first_of_two_processes(run: RunScript) -
 
     assert isinstance(found, Measurement)
     assert "all-reduce" in {each.kind for each in found.communication}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [True, False])
+def test_a_script_may_tell_torch_not_to_compile(run: RunScript, told: bool) -> None:
+    """torch reads it where its compiler is imported, which is done for all runs before the script begins."""
+    text = TRAINING.replace("hidden = model[1](model[0](x.cuda()))", "hidden = torch.compile(model)(x.cuda())")
+    text = text.replace("model[2](hidden)", "hidden")
+    found = run(f"import os\nos.environ['TORCH_COMPILE_DISABLE'] = '{told:d}'\n{text}")
+
+    assert isinstance(found, Measurement), found
+    assert any("Compiled with" in each for each in found.warnings) != told
