@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from wholeruns import BEGIN, ENDINGS, FAILS, GENERATES, GENERATIONS, MODELS, TRAINER
+from wholeruns import BEGIN, BEGINS_ANEW, ENDINGS, FAILS, GENERATES, GENERATIONS, MODELS, TRAINER
 
 from actbench.model.measured import Measurement, RunEvent
 from actbench.model.records import Case, Failure
@@ -139,6 +139,15 @@ def test_parts_before_an_error_are_kept(meter: str, whole: Run) -> None:
     assert found.built is not None
     assert found.built.failed is not None
     assert "failed: KeyError: 'accuracy' (train.py:" in found.built.failed
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_the_state_of_the_largest_step_is_state_where_later_steps_have_another(meter: str, whole: Run) -> None:
+    found = whole(BEGIN.replace("{inner}", MODELS["perceptron"]) + BEGINS_ANEW, meter)
+
+    assert found.peak_parts is not None
+    assert found.peak_parts.optimizer_bytes == found.optimizer_bytes
+    assert 1.9 * found.weights_bytes < found.optimizer_bytes < 2.1 * found.weights_bytes
 
 
 @pytest.mark.slow
