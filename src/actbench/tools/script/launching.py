@@ -22,7 +22,7 @@ from actbench.errors import (
 from actbench.model.scripts import Script
 from actbench.simulator.fake import shapes_only
 from actbench.tools.script import children
-from actbench.tools.script.children import GivenUp, users_line
+from actbench.tools.script.children import GivenUp, is_users, users_line
 from actbench.tools.script.groups import environment, refused_package
 
 _LAUNCHED = "{} reads the environment variable {}{}: it is launched by torchrun; give --gpus N, the number of processes"
@@ -79,7 +79,16 @@ def _told(script: Script, error: Exception) -> ActbenchError:
         return MeasurementError(_LAUNCHED.format(script.shown, error.args[0], where))
     if is_out_of_memory(error):
         return OutOfMemoryError(f"{told(error)}{where}")
-    return CodeError(f"{script.shown} failed: {told(error)}{where}")
+    return CodeError(f"{script.shown} failed: {told(error)}{_unsaid(error)}{where}")
+
+
+def _unsaid(error: Exception) -> str:
+    """Return the line of a library that raised an error without a message, such as one of ``assert``."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if str(error) or not frames or is_users(frames[-1].filename):
+        return ""
+    last = frames[-1]
+    return f" at {'/'.join(Path(last.filename).parts[-2:])}:{last.lineno} {last.line}"
 
 
 def line_of(error: BaseException) -> str:
