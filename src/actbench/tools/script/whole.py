@@ -20,9 +20,11 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from actbench.device.patches import replaced
@@ -48,6 +50,11 @@ _LATER = 2
 
 EVALUATED, EVALUATED_SLOW = 6, 4
 """Batches of an evaluation; fewer where a batch takes seconds, as one that generates does."""
+
+_PREDICTED = ("predictions", "label_ids")
+
+_MOST_REPEATED_BYTES = 2**26
+"""The largest array of predictions that is made as long as its samples; of others a few batches are enough."""
 
 _SLOW_SECONDS = 5.0
 
@@ -289,7 +296,7 @@ class Whole:
     def _changes(self) -> dict[str, Change]:
         within = self._within("save")
         found: dict[str, Change] = {
-            name: methods_changed((*methods, *CHECKPOINTS.get(name, ())), lambda method: within)
+            name: methods_changed((*_with_tensors(methods), *CHECKPOINTS.get(name, ())), lambda method: within)
             for name, methods in METHODS.items()
         }
         found["safetensors.torch"] = _both(
@@ -303,7 +310,12 @@ class Whole:
             module.GenerationMixin, "generate", self._within("generation")
         )
         if self._is_cut:
-            found["transformers.trainer"] = _both(found["transformers.trainer"], _both(self._forwarded, self._resuming))
+            found["transformers.trainer"] = _both(
+                _both(
+                    found["transformers.trainer"], lambda module: changed(module.Trainer, "evaluation_loop", completed)
+                ),
+                _both(self._forwarded, self._resuming),
+            )
             for package in ("lightning.pytorch", "pytorch_lightning"):
                 name = f"{package}.trainer.trainer"
                 found[name] = _both(found[name], lambda module: changed(module.Trainer, "__init__", _brief))
@@ -421,6 +433,33 @@ class Whole:
     def is_late(self) -> bool:
         """Whether half of the time is over, so that a trainer should end for what comes after it."""
         return self._settled_at is not None and 2 * (time.monotonic() - self._settled_at) > self._seconds
+
+
+def _with_tensors(methods: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the methods that save tensors: a Trainer's state and the card of a model are text."""
+    yield from (each for each in methods if each[1] != "create_model_card" and each != ("Trainer", "save_state"))
+
+
+def _evaluating(module: ModuleType) -> AbstractContextManager[object]:
+    return changed(module.Trainer, "evaluation_loop", completed)
+
+
+def completed(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a Trainer's evaluation return as many predictions as it has samples: scripts compare them with these."""
+
+    def loop(*args: Any, **kwargs: Any) -> Any:
+        output = own(*args, **kwargs)
+        rows = output.num_samples or 0
+
+        def repeated(found: Any) -> Any:
+            is_short = isinstance(found, np.ndarray) and found.ndim and 0 < len(found) < rows
+            if not is_short or rows * found[0].nbytes > _MOST_REPEATED_BYTES:
+                return found
+            return np.resize(found, (rows, *found.shape[1:]))
+
+        return output._replace(**{name: tree_map(repeated, getattr(output, name)) for name in _PREDICTED})
+
+    return loop
 
 
 def _brief(own: Callable[..., None]) -> Callable[..., None]:
