@@ -17,12 +17,13 @@ from actbench.errors import (
     OutOfMemoryError,
     UntraceableError,
     is_out_of_memory,
+    is_users,
     told,
 )
 from actbench.model.scripts import Script
 from actbench.simulator.fake import shapes_only
 from actbench.tools.script import children
-from actbench.tools.script.children import GivenUp, is_users, users_line
+from actbench.tools.script.children import GivenUp, users_line
 from actbench.tools.script.groups import environment, refused_package
 
 _LAUNCHED = "{} reads the environment variable {}{}: it is launched by torchrun; give --gpus N, the number of processes"
