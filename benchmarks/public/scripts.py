@@ -9,19 +9,18 @@ Each table beside this file is a source: a repository, a commit, and the scripts
 measured. Their code stays in the clones, folders ``OWNER+NAME`` or ``NAME`` in DIR, bare or not; nothing is fetched,
 and nothing in them is changed. Each script runs in a new folder with what its table asks for: the repository, made-up
 data, variables. A result is stored as it ends, so a run can be stopped and begun again; with words after ``run``, only
-scripts whose names have one of them run, or all of a source that is one of them, again if they have a result. ``--twice`` runs each
-with an empty cache, and then again. ``--logs`` keeps what they print.
+scripts whose names have one of them run, or all of a source that is one of them, again if they have a result.
+``--twice`` runs each with an empty cache, and then again. ``--logs`` keeps what they print.
 
 Of a source, a table has ``repository``, ``commit`` (or a tag), ``card``, ``command`` (what follows ``actbench``),
-``environment``, ``data`` (functions of ``synthetic``, each with the place of what it makes), ``made`` (folders, each with what
-``hubdata`` fills it with), ``folders`` (made, empty),
-and ``script_in_log``: a path is that of a log which begins with the script; ``note`` is said of all its rows.
+``environment``, ``data`` (functions of ``synthetic``, each with the place of what it makes), ``made`` (folders, each
+with what ``hubdata`` fills it with), ``folders`` (made, empty), and ``script_in_log``: a path is that of a log which begins with the script; ``note`` is said of all its rows.
 ``program`` names a file beside the table which is run in place of a script that needs the network; the script's path is
 its first argument. Of a script a table has ``name``, ``path``, ``folder`` (where it runs; one of a log is put there),
 ``options`` (more of ``actbench``), ``arguments``, ``torch`` (what its authors ran), ``allocated_mib`` and
 ``reserved_mib`` (their peaks), ``reason`` (why the figures differ) or ``left_out`` (why it is not run), and
-``environment``, ``data``, ``made``, ``folders`` and ``program`` of its own. With ``real = true`` it also runs for real on the CPU,
-and simulated with the profile of a CPU: two peaks that should be equal.
+``environment``, ``data``, ``made``, ``folders`` and ``program`` of its own. With ``real = true`` it also runs for real
+on the CPU, and simulated with the profile of a CPU: two peaks that should be equal.
 
 ``seed`` draws a third of a source's scripts, without those marked ``seen``, before any of them is run: their errors
 are reported apart, and nothing is changed after a look at them.
@@ -265,8 +264,9 @@ def _section(source: str, table: Table) -> Iterator[str]:
         if "left_out" not in script and script["name"] in found
     ]
     columns = [name for name in _COLUMNS if any(row[name] for row in rows)]
-    yield _line(*(name.partition(":")[0] for name in columns))
-    yield _line(*("---" if name in _WORDS else "---:" for name in columns))
+    if rows:
+        yield _line(*(name.partition(":")[0] for name in columns))
+        yield _line(*("---" if name in _WORDS else "---:" for name in columns))
     yield from (_line(*(row[name] for name in columns)) for row in rows)
     left_out = [script for script in table["script"] if "left_out" in script]
     if left_out:
@@ -314,9 +314,9 @@ file of each script, and from [results/public-scripts](../results/public-scripts
 
 Where the authors published peaks, these stand beside the simulated ones: *allocated* is the most that torch's tensors
 took since the script began, with evaluations between its steps, and *reserved* the most that torch's allocator took of
-the card. *CPU* is the peak of the script as it runs for real on this machine's CPU, beside that of a simulation with the
-profile of a CPU. *Torch* is what the authors ran; the simulation compiles with the torch that is installed. *Seconds* are those
-of one run on two cores that others used, too. Each row with an error above 3 % says why.
+the card. *CPU* is the peak of the script as it runs for real on this machine's CPU, beside that of a simulation with
+the profile of a CPU. *Torch* is what the authors ran; the simulation compiles with the torch that is installed.
+*Seconds* are those of one run on two cores that others used, too. Each row with an error above 3 % says why.
 """
 
 
