@@ -14,13 +14,14 @@ scripts whose names have one of them run, or all of a source that is one of them
 
 Of a source, a table has ``repository``, ``commit`` (or a tag), ``card``, ``command`` (what follows ``actbench``),
 ``environment``, ``data`` (functions of ``synthetic``, each with the place of what it makes), ``made`` (folders, each
-with what ``hubdata`` fills it with), ``folders`` (made, empty), and ``script_in_log``: a path is that of a log which begins with the script; ``note`` is said of all its rows.
-``program`` names a file beside the table which is run in place of a script that needs the network; the script's path is
-its first argument. Of a script a table has ``name``, ``path``, ``folder`` (where it runs; one of a log is put there),
-``options`` (more of ``actbench``), ``arguments``, ``torch`` (what its authors ran), ``allocated_mib`` and
-``reserved_mib`` (their peaks), ``reason`` (why the figures differ) or ``left_out`` (why it is not run), and
-``environment``, ``data``, ``made``, ``folders`` and ``program`` of its own. With ``real = true`` it also runs for real
-on the CPU, and simulated with the profile of a CPU: two peaks that should be equal.
+with what ``hubdata`` fills it with), ``folders`` (made, empty), and ``script_in_log``: a path is that of a log which
+begins with the script; ``note`` is said of all its rows. ``program`` names a file beside the table which is run in
+place of a script that needs the network; the script's path is its first argument. Of a script a table has ``name``,
+``path``, ``folder`` (where it runs; one of a log is put there), ``options`` (more of ``actbench``), ``arguments``,
+``torch`` (what its authors ran), ``allocated_mib`` and ``reserved_mib`` (their peaks), ``reason`` (why the figures
+differ) or ``left_out`` (why it is not run), and ``environment``, ``data``, ``made``, ``folders`` and ``program`` of its
+own. With ``real = true`` it also runs for real on the CPU, and simulated with the profile of a CPU: two peaks that
+should be equal.
 
 ``seed`` draws a third of a source's scripts, without those marked ``seen``, before any of them is run: their errors
 are reported apart, and nothing is changed after a look at them.
