@@ -235,6 +235,16 @@ def _pictures(count: int) -> Iterator[Any]:
         yield Image.fromarray(draws.integers(0, 256, size, dtype=np.uint8))
 
 
+def kitti(folder: Path) -> None:
+    """Write pictures with a class for each of their dots, in folders of KITTI's names."""
+    from PIL import Image
+
+    for part, mode in {"image_2": "RGB", "semantic": "L"}.items():
+        (folder / "training" / part).mkdir(parents=True)
+        for number in range(24):
+            Image.new(mode, (1242, 376), 7 if mode == "L" else 0).save(folder / "training" / part / f"{number}.png")
+
+
 def boxes(folder: Path) -> None:
     """Write pictures with one to five boxes each, of three categories."""
     from datasets import ClassLabel, Dataset, Features, Image, Sequence, Value

@@ -269,8 +269,9 @@ def _section(source: str, table: Table) -> Iterator[str]:
         if "left_out" not in script and script["name"] in found
     ]
     columns = [name for name in _COLUMNS if any(row[name] for row in rows)]
-    yield _line(*(name.partition(":")[0] for name in columns))
-    yield _line(*("---" if name in _WORDS else "---:" for name in columns))
+    if rows:
+        yield _line(*(name.partition(":")[0] for name in columns))
+        yield _line(*("---" if name in _WORDS else "---:" for name in columns))
     yield from (_line(*(row[name] for name in columns)) for row in rows)
     left_out = [script for script in table["script"] if "left_out" in script]
     if left_out:

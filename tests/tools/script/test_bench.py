@@ -95,6 +95,7 @@ def test_a_measurement_names_the_type_of_the_autocast_that_trains(
         ),
         ("import os\nos.kill(os.getpid(), 9)", (), "killed by signal 9"),
         ("raise ValueError", (), r"ValueError \(train.py:1"),
+        ("import queue\nqueue.Queue().get_nowait()", (), r"Empty at \S+/queue.py:\d+ raise Empty \(train.py:2"),
         (TRAINING.replace("    optimizer.step()\n", ""), (), r"is optimizer.step\(\) missing"),
         (TRAINING.replace("x.cuda()", "x"), (), r"same device.*aten::addmm.*train.py:9"),
     ],

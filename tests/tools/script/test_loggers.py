@@ -99,5 +99,7 @@ def test_lightning_writes_no_logs(package: str, notes: list[str], tmp_path: Path
     trainer = module.Trainer(logger=csv, accelerator="cpu", enable_checkpointing=False, default_root_dir=str(tmp_path))
     trainer.logger.experiment.add_image("x", None)
 
+    Path(trainer.log_dir, "config.yaml").touch(exist_ok=False)  # as LightningCLI does
+    assert trainer.log_dir == trainer.logger.log_dir
     assert list(tmp_path.iterdir()) == []
     assert notes == ["Trainer(logger=CSVLogger) is off: a simulated run logs nothing."]

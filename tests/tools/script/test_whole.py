@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
-from wholeruns import BEGIN, COMMON, ENDINGS, FAILS, GENERATES, GENERATIONS, MODELS, OF_LIBRARIES, TRAINER
+from transformers.trainer_utils import EvalLoopOutput
+from wholeruns import (
+    BEGIN,
+    BEGINS_ANEW,
+    COMMON,
+    ENDINGS,
+    FAILS,
+    GENERATES,
+    GENERATIONS,
+    MODELS,
+    OF_LIBRARIES,
+    TRAINER,
+)
 
 from actbench.model.measured import Measurement, RunEvent
 from actbench.model.records import Case, Failure
 from actbench.model.scripts import Script
+from actbench.tools.script.trainers import completed
 
 QUICK = (
     "keeps outputs",
@@ -141,6 +155,25 @@ def test_parts_before_an_error_are_kept(meter: str, whole: Run) -> None:
     assert found.built is not None
     assert found.built.failed is not None
     assert "failed: KeyError: 'accuracy' (train.py:" in found.built.failed
+
+
+@pytest.mark.parametrize("meter", METERS)
+def test_the_state_of_the_largest_step_is_state_where_later_steps_have_another(meter: str, whole: Run) -> None:
+    found = whole(BEGIN.replace("{inner}", MODELS["perceptron"]) + BEGINS_ANEW, meter)
+
+    assert found.peak_parts is not None
+    assert found.peak_parts.optimizer_bytes == found.optimizer_bytes
+    assert 1.9 * found.weights_bytes < found.optimizer_bytes < 2.1 * found.weights_bytes
+
+
+def test_an_evaluation_returns_as_many_predictions_as_it_has_samples() -> None:
+    predictions = (np.ones((43, 8), np.float32), np.arange(43))
+    output = EvalLoopOutput(predictions=predictions, label_ids=None, metrics={}, num_samples=147)
+    large = output._replace(predictions=np.ones((43, 2**20), np.float32))
+
+    assert [len(each) for each in completed(lambda: output)().predictions] == [147, 147]
+    assert completed(lambda: output)().label_ids is None
+    assert len(completed(lambda: large)().predictions) == 43
 
 
 @pytest.mark.slow

@@ -71,6 +71,12 @@ MODELS = {
     "convolution": "nn.Sequential(Shifted(), Shifted())",
 }
 
+BEGINS_ANEW = """
+for x in loader(640, 64): step(x)
+optimizer.state.clear()
+for x in loader(80): step(x)
+"""
+
 FAILS = """
 for x in loader(80): step(x)
 model.eval()

@@ -17,6 +17,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -101,6 +103,13 @@ def changes(real: Real) -> dict[str, Change]:
 
         return call
 
+    def loading(own: Callable[..., Any]) -> Callable[..., Any]:
+        def load(*args: Any, **options: Any) -> Any:
+            with real():  # a load calls no operator by which its tensors would be counted: copies do
+                return tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, own(*args, **options))
+
+        return load
+
     def preparing(module: ModuleType) -> AbstractContextManager[object]:
         with ExitStack() as stack:
             for name in _PREPARING:
@@ -109,7 +118,7 @@ def changes(real: Real) -> dict[str, Change]:
 
     return {
         "torch_geometric.data.dataset": preparing,
-        "torch_geometric.io.fs": lambda module: changed(module, "torch_load", within),
+        "torch_geometric.io.fs": lambda module: changed(module, "torch_load", loading),
     }
 
 

@@ -17,6 +17,7 @@ from actbench.errors import (
     OutOfMemoryError,
     UntraceableError,
     is_out_of_memory,
+    is_users,
     told,
 )
 from actbench.model.scripts import Script
@@ -79,7 +80,16 @@ def _told(script: Script, error: Exception) -> ActbenchError:
         return MeasurementError(_LAUNCHED.format(script.shown, error.args[0], where))
     if is_out_of_memory(error):
         return OutOfMemoryError(f"{told(error)}{where}")
-    return CodeError(f"{script.shown} failed: {told(error)}{where}")
+    return CodeError(f"{script.shown} failed: {told(error)}{_unsaid(error)}{where}")
+
+
+def _unsaid(error: Exception) -> str:
+    """Return the line of a library that raised an error without a message, such as one of ``assert``."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if str(error) or not frames or is_users(frames[-1].filename):
+        return ""
+    last = frames[-1]
+    return f" at {'/'.join(Path(last.filename).parts[-2:])}:{last.lineno} {last.line}"
 
 
 def line_of(error: BaseException) -> str:

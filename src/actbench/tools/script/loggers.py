@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
+from actbench.leftovers import temporary_folder
 from actbench.tools.script.arrivals import Change, Make, changed, is_users_import
 
 Note = Callable[[str], None]
@@ -163,18 +164,24 @@ def _untracked(note: Note) -> Callable[[Any], Any]:
 
 
 def _lightning(note: Note, loggers: str) -> Change:
-    def change(module: ModuleType) -> AbstractContextManager[object]:
-        return changed(module.Trainer, "__init__", _unlogged(note, loggers))
+    @contextmanager
+    def change(module: ModuleType) -> Iterator[None]:
+        with temporary_folder() as folder, changed(module.Trainer, "__init__", _unlogged(note, loggers, str(folder))):
+            yield
 
     return change
 
 
-def _unlogged(note: Note, loggers: str) -> Callable[[Any], Any]:
+def _unlogged(note: Note, loggers: str, folder: str) -> Callable[[Any], Any]:
+    """Return the change of a Trainer's ``__init__`` that gives it a logger with a folder, which logs nothing."""
+
     def change(own: Callable[..., None]) -> Callable[..., None]:
         def init(self: Any, *args: Any, **kwargs: Any) -> None:
             asked = kwargs.get("logger")
             if asked is not False:
-                kwargs["logger"] = importlib.import_module(loggers).DummyLogger()
+                silent = importlib.import_module(loggers).DummyLogger
+                # a LightningCLI writes its config there, and refuses one of an earlier run
+                kwargs["logger"] = type("Silent", (silent,), {"save_dir": folder, "log_dir": folder})()
             own(self, *args, **kwargs)
             if asked not in (None, False, True):
                 many = asked if isinstance(asked, list | tuple) else [asked]

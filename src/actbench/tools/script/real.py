@@ -81,6 +81,7 @@ class RealRun(TimedRun):
         self.lines.fed = self._batches.fed
         self._whole = Whole(self.steps, self.lines.line, self._began, is_cut=False, note=self._note) if whole else None
         self._held: Held | None = None
+        self._of_largest: Held | None = None  # a later step may hold other state, as after a resume
         self._untrained = Untrained(self.steps, self.lines, self._holds)
         self._keepers = Keepers(self._allocations, self.lines)
         self._begun_at: float | None = None
@@ -118,7 +119,7 @@ class RealRun(TimedRun):
             self._note(text)
         found = reading.measurement(
             step,
-            self._held,
+            self._of_largest or self._held,
             self._allocations.events[: step.ended],
             origins=self._allocations.origins,
             earlier=self.steps.done,
@@ -172,15 +173,22 @@ class RealRun(TimedRun):
         weights = [tensor for root in self.lines.roots for tensor in footprint.weights(root)]
         return [*weights, *(each for one in self.steps.optimizers for each in footprint.optimizer_state(one))]
 
+    def _hold(self, step: Step) -> None:
+        """Note what is held at the end of a step."""
+        self._held = self._holds() if self.steps.trains else self._untrained.held
+        if self._held is None:
+            return
+        if self.steps.largest(self._began) is step:
+            self._of_largest = self._held
+        self._keepers.look(self.steps.done[self._began :], self._allocations.events, self._held.of_model)
+
     def _ended(self, step: Step) -> None:
         if self._begun_at is not None:
             self._seconds.append(time.perf_counter() - self._begun_at)
         self._batches.refuse_none()
         step.rows = self._batches.of_step()
         if self._allocations.is_on:
-            self._held = self._holds() if self.steps.trains else self._untrained.held
-            if self._held is not None:
-                self._keepers.look(self.steps.done[self._began :], self._allocations.events, self._held.of_model)
+            self._hold(step)
             self._stepped(len(self.steps.done), step)
             self._report(step)
             if self._applied is not None and not self._applied.setups:

@@ -170,6 +170,7 @@ class Simulation(Displayed):
         self._modes = self._mode, LargeAreFake(HOST_INTEGERS_BYTES, HostDraws(self.note).draw)
         self._has_state = self._applied is not None and self._applied.keeps_state
         self._held: reading.Held | None = None
+        self._of_largest: reading.Held | None = None  # a later step may hold other state, as after a resume
         self._untrained = Untrained(self.steps, self.lines, self._holds)
         self._keepers = Keepers(self.tracker, self.lines)
         self._cached: set[int] = set()
@@ -326,6 +327,7 @@ class Simulation(Displayed):
         """
         self._batches.refuse_others()
         profile, estimated, step = self.profile, None, self.steps.largest(self._began)
+        of_step = self._of_largest or held
         reserved, seen = self.memory.most_reserved_bytes() if profile.is_cuda else None, None
         if self._whole is not None:
             seen = Bytes(
@@ -348,7 +350,7 @@ class Simulation(Displayed):
         built = self._batches.built(held.models, step, self.steps.peaks(self._began))
         found = reading.measurement(
             step,
-            held,
+            of_step,
             self.tracker.events[: step.ended],
             origins={**self.lines.origins, **{name: self.lines.of_gradient(name) for name in step.gradients}},
             communicated=self.tracker.communicated,
@@ -378,7 +380,7 @@ class Simulation(Displayed):
         else:
             found = self._whole.told(grown, seen)
         found = found.model_copy(
-            update={"free_remedies": self._remedies(step, held, found.reserved_bytes, found.events)}
+            update={"free_remedies": self._remedies(step, of_step, found.reserved_bytes, found.events)}
         )
         marks = {"at_most": tuple(self.bounds.most), "approximate": (*self.bounds.shares, *self._unmodelled.reasons())}
         if self._applied is None:
@@ -458,6 +460,8 @@ class Simulation(Displayed):
         step.rows = self._batches.of_step()
         self._held = self._holds() if self.steps.trains else self._untrained.held
         assert self._held is not None
+        if self.steps.largest(self._began) is step:
+            self._of_largest = self._held
         self._keepers.look(self.steps.done[self._began :], self.tracker.events, self._held.of_model)
         self._stepped(len(self.steps.done), step)
         if self._live is not None:
@@ -502,4 +506,4 @@ class Simulation(Displayed):
 
     def _restart(self) -> None:
         self.steps.restart()
-        self._held = None
+        self._held = self._of_largest = None

@@ -13,7 +13,9 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
 
 from actbench.errors import is_users
 from actbench.tools.script.arrivals import Change, changed
@@ -23,6 +25,11 @@ FEWEST = 6
 
 LATER = 2
 """Steps of an epoch after the first, and after evaluations and saves."""
+
+_PREDICTED = ("predictions", "label_ids")
+
+_MOST_REPEATED_BYTES = 2**26
+"""The largest array of predictions that is made as long as its samples; of others a few batches are enough."""
 
 _NAMED = 8
 """Most steps that callbacks name and that are gone to."""
@@ -56,7 +63,11 @@ class Trainers:
         """Return the changes of modules by their names."""
         lightning = (lambda module: changed(module.Trainer, "__init__", _brief), self._fitting)
         return {
-            "transformers.trainer": (self._forwarded, self._training),
+            "transformers.trainer": (
+                lambda module: changed(module.Trainer, "evaluation_loop", completed),
+                self._forwarded,
+                self._training,
+            ),
             **{f"{package}.trainer.trainer": lightning for package in ("lightning.pytorch", "pytorch_lightning")},
         }
 
@@ -184,6 +195,24 @@ def named_steps(callbacks: Iterable[object]) -> list[int]:
             found.update(vars(each).values() if hasattr(each, "__dict__") else ())
             found.update(constant for code in codes for constant in code.co_consts)
     return sorted(number for number in found if isinstance(number, int) and not isinstance(number, bool))
+
+
+def completed(own: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a Trainer's evaluation return as many predictions as it has samples: scripts compare them with these."""
+
+    def loop(*args: Any, **kwargs: Any) -> Any:
+        output = own(*args, **kwargs)
+        rows = output.num_samples or 0
+
+        def repeated(found: Any) -> Any:
+            is_short = isinstance(found, np.ndarray) and found.ndim and 0 < len(found) < rows
+            if not is_short or rows * found[0].nbytes > _MOST_REPEATED_BYTES:
+                return found
+            return np.resize(found, (rows, *found.shape[1:]))
+
+        return output._replace(**{name: tree_map(repeated, getattr(output, name)) for name in _PREDICTED})
+
+    return loop
 
 
 def _brief(own: Callable[..., None]) -> Callable[..., None]:

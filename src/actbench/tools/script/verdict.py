@@ -42,8 +42,14 @@ def in_short(record: MeasuredRecord) -> list[str]:
         grows = _grows(record, measured, measured.growth)
         lines = [fits, grows] if measured.lacks_memory or not measured.growth.is_lasting else [grows]
     if measured.built is not None and measured.built.failed is not None:
-        lines.append(f"{measured.built.failed}: what it does later is not in the figures.")
+        lines.append(f"{measured.built.failed}: what it does later is not in the figures{_cut(measured)}.")
     return lines
+
+
+def _cut(measured: Measurement) -> str:
+    """Return that an evaluation was cut short, which a script may not expect; empty if none was."""
+    cut = [each.batches for each in measured.events if each.part == "evaluation" and each.batches]
+    return f"; its evaluation had a few of {cut[-1]:,} batches, which may be why" if cut else ""
 
 
 def about_card(record: MeasuredRecord) -> str:

@@ -290,7 +290,7 @@ class Whole:
     def _changes(self) -> dict[str, Change]:
         within = self._within("save")
         found: dict[str, Change] = {
-            name: methods_changed((*methods, *CHECKPOINTS.get(name, ())), lambda method: within)
+            name: methods_changed((*_with_tensors(methods), *CHECKPOINTS.get(name, ())), lambda method: within)
             for name, methods in METHODS.items()
         }
         found["safetensors.torch"] = combined(
@@ -359,6 +359,11 @@ class Whole:
     def is_late(self) -> bool:
         """Whether half of the time is over, so that a trainer should end for what comes after it."""
         return self._settled_at is not None and 2 * (time.monotonic() - self._settled_at) > self._seconds
+
+
+def _with_tensors(methods: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the methods that save tensors: a Trainer's state and the card of a model are text."""
+    yield from (each for each in methods if each[1] != "create_model_card" and each != ("Trainer", "save_state"))
 
 
 def _length(loader: DataLoader[Any]) -> int | None:
