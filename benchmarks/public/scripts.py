@@ -9,8 +9,9 @@ Each table beside this file is a source: a repository, a commit, and the scripts
 measured. Their code stays in the clones, folders ``OWNER+NAME`` or ``NAME`` in DIR, bare or not; nothing is fetched,
 and nothing in them is changed. Each script runs in a new folder with what its table asks for: the repository, made-up
 data, variables. A result is stored as it ends, so a run can be stopped and begun again; with words after ``run``, only
-scripts whose names have one of them run, or all of a source that is one of them, again if they have a result. ``--twice`` runs each
-with an empty cache, and then again. ``--logs`` keeps what they print. ``--cpu`` runs those marked ``real`` on the CPU.
+scripts whose names have one of them run, or all of a source that is one of them, again if they have a result.
+``--twice`` runs each with an empty cache, and then again. ``--logs`` keeps what they print. ``--cpu`` runs those marked
+``real`` on the CPU.
 
 Of a source, a table has ``repository``, ``commit`` (or a tag), ``card``, ``command`` (what follows ``actbench``),
 ``environment``, ``data`` (functions of ``synthetic``, each with the place of what it makes), ``folders`` (made, empty),
@@ -75,9 +76,7 @@ def results(source: str) -> dict[str, Result]:
     return json.loads(file.read_text()) if file.exists() else {}
 
 
-def run(
-    clones: Path, words: Sequence[str], *, twice: bool, cpu: bool, missing: bool, logs: Path | None
-) -> None:
+def run(clones: Path, words: Sequence[str], *, twice: bool, cpu: bool, missing: bool, logs: Path | None) -> None:
     """Run scripts without a result, or those that are named, and store their results; with ``cpu`` those on a CPU."""
     for source, table in sources().items():
         for script in table["script"]:
@@ -315,9 +314,9 @@ file of each script, and from [results/public-scripts](../results/public-scripts
 
 Where the authors published peaks, these stand beside the simulated ones: *allocated* is the most that torch's tensors
 took since the script began, with evaluations between its steps, and *reserved* the most that torch's allocator took of
-the card. *CPU* is the peak of the script as it runs for real on this machine's CPU, beside that of a simulation with the
-profile of a CPU. *Torch* is what the authors ran; the simulation compiles with the torch that is installed. *Seconds* are those
-of one run on two cores that others used, too. Each row with an error above 3 % says why.
+the card. *CPU* is the peak of the script as it runs for real on a CPU, in one thread, beside that of a simulation with
+the profile of a CPU. *Torch* is what the authors ran; the simulation compiles with the torch that is installed.
+*Seconds* are those of one run on two cores that others used, too. Each row with an error above 3 % says why.
 """
 
 

@@ -76,28 +76,6 @@ def gpt_tokens(folder: Path) -> None:
         np.random.default_rng(0).integers(0, 65, count, np.uint16).tofile(folder / f"{part}.bin")
 
 
-def cora(folder: Path) -> None:
-    """Write the graph of Cora's size: 2,708 papers of 1,433 words and seven classes, and 5,429 citations."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draws = np.random.default_rng(0)
-    papers = draws.permutation(1_000_000)[:2708]
-    words = draws.random((2708, 1433)) < 18 / 1433
-    words[:, 0] = True
-    rows = [f"{paper}\t" + "\t".join("01"[int(word)] for word in of) for paper, of in zip(papers, words, strict=True)]
-    labels = [*range(7), *draws.integers(0, 7, 2701)]
-    lines = [f"{row}\tclass_{label}\n" for row, label in zip(rows, labels, strict=True)]
-    (folder / "cora.content").write_text("".join(lines))
-    cites = np.unique(draws.choice(papers, (6000, 2)), axis=0)[:5429]
-    (folder / "cora.cites").write_text("".join(f"{one}\t{other}\n" for one, other in cites))
-
-
-def waves(file: Path) -> None:
-    """Write 100 sine waves of 1,000 points, as generate_sine_wave.py of PyTorch's examples does."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    shifts = np.random.default_rng(2).integers(-80, 80, 100).reshape(100, 1)
-    torch.save(np.sin((np.arange(1000) + shifts) / 20).astype("float64"), file)
-
-
 def bsds300(folder: Path) -> None:
     """Write pictures in the folders of BSDS300, ``train`` and ``test``: 200 and 100 of 481 x 321 dots."""
     draws = np.random.default_rng(0)
@@ -204,7 +182,10 @@ def nanochat(folder: Path) -> None:
 
     ranks = {bytes([first]): first for first in range(256)}
     ranks |= {bytes(divmod(number, 256)): 256 + number for number in range(32_768 - 256 - 9)}
-    special = ("bos", *(f"{who}_{what}" for who in ("user", "assistant", "python", "output") for what in ("start", "end")))
+    special = (
+        "bos",
+        *(f"{who}_{what}" for who in ("user", "assistant", "python", "output") for what in ("start", "end")),
+    )
     encoding = tiktoken.Encoding(
         "made-up",
         pat_str=r"\S+|\s+",
@@ -218,6 +199,9 @@ def nanochat(folder: Path) -> None:
     draws = np.random.default_rng(0)
     (folder / "base_data_climbmix").mkdir(exist_ok=True)
     for shard in range(3):
-        texts = ["".join(draws.choice(list(string.ascii_letters + "    "), count)) for count in draws.integers(500, 9000, 2000)]
+        texts = [
+            "".join(draws.choice(list(string.ascii_letters + "    "), count))
+            for count in draws.integers(500, 9000, 2000)
+        ]
         file = folder / "base_data_climbmix" / f"shard_{shard:05}.parquet"
         parquet.write_table(pyarrow.table({"text": texts}), file, row_group_size=500)

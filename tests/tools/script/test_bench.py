@@ -79,10 +79,17 @@ def test_a_measurement_names_the_type_of_the_autocast_that_trains(
             "starts other processes.*--gpus",
         ),
         (
-            "import torch\nlayer = torch.nn.Linear(8, 8).cuda().share_memory()\nassert layer.weight.is_shared()\n"
-            "torch.multiprocessing.get_context('spawn').Process(target=print, args=(layer,)).start()",
+            """import torch
+layer = torch.nn.Linear(8, 8).cuda().share_memory()
+assert layer.weight.is_shared()
+torch.multiprocessing.get_context('spawn').Process(target=print, args=(layer,)).start()""",
             (),
             r"starts other processes \(given its tensors\).*--gpus.*train.py:4",
+        ),
+        (
+            TRAINING.replace(".cuda()", ""),
+            (),
+            "trains on the CPU: none of its tensors is on the card.*--device cuda",
         ),
         (
             "import socket\nsocket.create_connection(('127.0.0.1', 9), 1)",

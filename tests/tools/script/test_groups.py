@@ -91,7 +91,8 @@ def test_a_static_graph_and_a_search_for_unused_parameters_need_the_same() -> No
 def test_a_model_has_its_own_name_in_a_wrapper() -> None:
     found = trained(ddp())
 
-    assert found.built is not None and found.built.model_class == "Residual"
+    assert found.built is not None
+    assert found.built.model_class == "Residual"
 
 
 @pytest.mark.exhaustive

@@ -78,7 +78,7 @@ class RealRun(TimedRun):
         self._batches = Batches(batch_size, are_needed=needs_batches)
         self._allocations = Allocations(self._held_tensors)
         self.steps = Steps(self._allocations, self._ended)
-        self.lines.fed = self._batches.fed
+        self.lines.fed, self.steps.models = self._batches.fed, lambda: self.lines.roots
         self._whole = Whole(self.steps, self.lines.line, self._began, is_cut=False, note=self._note) if whole else None
         self._held: Held | None = None
         self._untrained = Untrained(self.steps, self.lines, self._holds)

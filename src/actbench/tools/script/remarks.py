@@ -58,6 +58,12 @@ def about_steps(steps: Steps, began: int, *, has_state: bool = False, whole: boo
             f"{names}: made, but did not step in {counted(len(steps.done), 'step')}; what its steps need is "
             "not in the figures, and --steps N runs more"
         )
+    if steps.are_passes:
+        yield (
+            f"no optimizer of torch was made in {steps.passes:,} backward passes: the script is taken to update its "
+            "weights itself, and each pass to end a step"
+        )
+        return
     idle = steps.passes - steps.updated_at
     if idle > max(1, *(len(each.forwards) for each in steps.done)):
         yield (

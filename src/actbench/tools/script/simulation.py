@@ -159,6 +159,7 @@ class Simulation(Displayed):
         self.lines.is_on = scheme is None  # else the first step, which is without it, counts in no case
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self.lines.fed, self.steps.passing = self._batches.fed, self.lines.begin_pass
+        self.steps.models = lambda: self.lines.roots
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._whole = Whole(self.steps, self.lines.line, self._began, is_cut=True, note=self.note) if whole else None
         self._ahead = Ahead() if looks_ahead else None
