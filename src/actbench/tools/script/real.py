@@ -30,6 +30,7 @@ from actbench.tools.script.facade import card_is_the_cpu
 from actbench.tools.script.growth import with_growth
 from actbench.tools.script.keepers import Keepers
 from actbench.tools.script.libraries import prepared_for_real
+from actbench.tools.script.loggers import together
 from actbench.tools.script.reading import Held
 from actbench.tools.script.remarks import about_steps
 from actbench.tools.script.schemes import Applied
@@ -124,7 +125,7 @@ class RealRun(TimedRun):
             earlier=self.steps.done,
             memory_bytes=self.memory_bytes,
             trains=self.steps.trains,
-            warnings=tuple(self.notes),
+            warnings=together(self.notes),
             built=self._batches.built(self._held.models, step, self.steps.peaks(self._began)),
         )
         made, of_model = self._allocations, self._held.of_model

@@ -53,6 +53,7 @@ from actbench.tools.script.growth import with_growth
 from actbench.tools.script.keepers import Keepers
 from actbench.tools.script.libraries import prepared
 from actbench.tools.script.lines import Lines
+from actbench.tools.script.loggers import together
 from actbench.tools.script.memory import CardMemory
 from actbench.tools.script.parameters import faked_when_registered
 from actbench.tools.script.remarks import Bounds, about_outside, about_steps
@@ -358,7 +359,7 @@ class Simulation(Displayed):
             engines=self._engines,
             trains=self.steps.trains,
             memory_bytes=self.memory.limit_bytes,
-            warnings=tuple(self.notes),
+            warnings=together(self.notes),
             built=built if self._ahead is None else self._ahead.told(built),
             reserved_bytes=reserved,
             estimated=estimated,
