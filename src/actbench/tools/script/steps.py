@@ -54,6 +54,7 @@ class Steps:
         done: The steps that have ended.
         turns: The turns of all optimizers.
         trains: Whether anything is trained; known when the script has ended.
+        makes_state: Whether an optimizer has state after a step; SGD without momentum has none.
         only_timed_from: How many steps are read, if the others are only timed.
         phase: The part of the step that runs.
         passes: Backward passes so far; ``updated_at`` are those at the last update.
@@ -68,6 +69,7 @@ class Steps:
         self.done: list[Step] = []
         self.trains = True
         self.only_timed_from: int | None = None
+        self.makes_state = False
         self.turns = Turns()
         self._optimizers: list[ref[Optimizer]] = []
         self._updating: list[Optimizer] = []
@@ -221,6 +223,7 @@ class Steps:
         self._counting.end(step)
         step.done = list(self._recorder.done)
         self.done.append(step)
+        self.makes_state = self.makes_state or any(map(footprint.optimizer_state, self.optimizers))
         try:
             self._ended(step)
         except Ended:
