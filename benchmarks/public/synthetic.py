@@ -145,24 +145,6 @@ def _coco_object(draws: np.random.Generator, picture: int, width: int, height: i
     }
 
 
-def videos(folder: Path) -> None:
-    """Write videos in ``train`` and ``val``, as Kinetics-400 has them: ten classes, each with two of 60 frames."""
-    import av
-
-    draws = np.random.default_rng(0)
-    for part in ("train", "val"):
-        for name in (f"class {number}" for number in range(10)):
-            (folder / part / name).mkdir(parents=True, exist_ok=True)
-            for number in range(2):
-                with av.open(str(folder / part / name / f"{number}.mp4"), "w") as file:
-                    stream = file.add_stream("mpeg4", rate=30)
-                    stream.width, stream.height, stream.pix_fmt = 340, 256, "yuv420p"
-                    frame = av.VideoFrame.from_ndarray(draws.integers(0, 256, (256, 340, 3), np.uint8), format="rgb24")
-                    for _ in range(60):
-                        file.mux(stream.encode(frame))
-                    file.mux(stream.encode())
-
-
 def autoencoder(folder: Path) -> None:
     """Write the config of Stable Diffusion's autoencoder, without its weights."""
     from diffusers.models import AutoencoderKL
