@@ -6,6 +6,7 @@ Nothing in this file, or in what it imports, imports torch. All amounts are in b
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Generic, Literal, Self, TypeVar
 
@@ -47,6 +48,10 @@ FailureReason = Literal[
     "unsupported",  # the meter, model and scheme do not go together
     "unavailable",  # the device or a library is missing on this machine
 ]
+
+
+_LONGEST_SHOWN = 60
+"""Characters of a script and its arguments in a line of progress."""
 
 
 class Case(WorkloadSettings):
@@ -131,6 +136,14 @@ class Case(WorkloadSettings):
         if self.script is None or self.script.is_module or not os.path.isabs(self.script.target):
             return self.model
         return self.model.replace(self.script.target, os.path.basename(self.script.target), 1)
+
+    @property
+    def shown_script(self) -> str:
+        """The model as shown in lines that repeat it: long arguments of a script, which its cases share, are …."""
+        shown = self.shown_model
+        if self.script is None or len(shown) <= _LONGEST_SHOWN:
+            return shown
+        return f"{shown.removesuffix(shlex.join(self.script.arguments))}…"
 
     @property
     def _changed(self) -> str:

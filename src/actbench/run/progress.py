@@ -31,7 +31,7 @@ def _name_of(case: Case, varying: Collection[str], settings: Mapping[str, Any]) 
     cells = case.cells
     scheme = cells["scheme"] if "scheme" in varying or case.scheme != "exact" else ""
     batch = f"batch {cells['batch']}" if "batch" in varying and cells["batch"] else ""
-    name = ", ".join(filter(None, (case.shown_model, scheme, batch))) + told_settings(settings)
+    name = ", ".join(filter(None, (case.shown_script, scheme, batch))) + told_settings(settings)
     return f"{name} ({case.meter})" if "meter" in varying else name
 
 
