@@ -231,8 +231,8 @@ def unseen(table: Table) -> set[str]:
 def page() -> Iterator[str]:
     """Yield the lines of the page of all sources."""
     yield _HEAD
-    yield "| Source | Scripts | Run | Peaks compared | Median error | Worst error | Left out |"
-    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    yield "| Source | Scripts | Run | Peaks compared | Median error | Worst error | On a CPU | Worst error | Left out |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
     for source, table in sources().items():
         yield _summary(f"[{table['repository']}](#{source})", source, table["script"])
         if drawn := unseen(table):
@@ -246,6 +246,8 @@ def _summary(title: str, source: str, scripts: Sequence[Table]) -> str:
     found = results(source)
     kind = "allocated" if any("allocated_mib" in script for script in scripts) else "reserved"
     errors = [each for script in scripts if (each := error(script, found.get(script["name"], {}), kind)) is not None]
+    of_cpu = (_error_on_cpu(found.get(script["name"], {})) for script in scripts)
+    on_cpu = [each for each in of_cpu if each is not None]
     return _line(
         title,
         len(scripts),
@@ -253,6 +255,8 @@ def _summary(title: str, source: str, scripts: Sequence[Table]) -> str:
         f"{len(errors)}{' (reserved)' if errors and kind == 'reserved' else ''}",
         f"{statistics.median(map(abs, errors)):.2%}" if errors else "",
         f"{max(errors, key=abs):+.1%}" if errors else "",
+        len(on_cpu) or "",
+        f"{max(on_cpu, key=abs):+.2%}" if on_cpu else "",
         sum("left_out" in script for script in scripts),
     )
 
@@ -284,8 +288,8 @@ def _section(source: str, table: Table) -> Iterator[str]:
 
 _WORDS = ("Script", "Torch", "Why")
 _COLUMNS = (
-    *("Script", "Torch", "Allocated, MiB", "Simulated:allocated", "Error:allocated", "Reserved, MiB"),
-    *("Simulated:reserved", "Error:reserved", "CPU, bytes", "Simulated:cpu", "Error:cpu", "Seconds", "Why"),
+    *("Script", "Torch", "Allocated, MiB", "Allocated, simulated", "Error:allocated", "Reserved, MiB"),
+    *("Reserved, simulated", "Error:reserved", "CPU, bytes", "CPU, simulated", "Error:cpu", "Seconds", "Why"),
 )
 """Columns of a source's table; those without a cell are left out. A colon ends what is printed."""
 
@@ -296,13 +300,19 @@ def _row(script: Table, result: Result) -> Mapping[str, str]:
     for kind, name in (("allocated", "script_peak_bytes"), ("reserved", "reserved_bytes")):
         off, simulated = error(script, result, kind), result.get(name)
         row[f"{kind.capitalize()}, MiB"] = f"{script[f'{kind}_mib']:,}" if f"{kind}_mib" in script else ""
-        row[f"Simulated:{kind}"] = f"{simulated / MIB:,.0f}" if simulated else ""
+        row[f"{kind.capitalize()}, simulated"] = f"{simulated / MIB:,.0f}" if simulated else ""
         row[f"Error:{kind}"] = f"{off:+.2%}" if off is not None else ""
     real, simulated = result.get("real_cpu_bytes"), result.get("simulated_cpu_bytes")
     row["CPU, bytes"] = f"{real:,}" if real else ""
-    row["Simulated:cpu"] = f"{simulated:,}" if simulated else ""
-    row["Error:cpu"] = f"{simulated / real - 1:+.3%}" if real and simulated else ""
+    row["CPU, simulated"] = f"{simulated:,}" if simulated else ""
+    off = _error_on_cpu(result)
+    row["Error:cpu"] = f"{off:+.3%}" if off is not None else ""
     return row | {"Why": script.get("reason", "") or result.get("failed", "").replace("\n", " ")}
+
+
+def _error_on_cpu(result: Result) -> float | None:
+    real, simulated = result.get("real_cpu_bytes"), result.get("simulated_cpu_bytes")
+    return simulated / real - 1 if real and simulated else None
 
 
 def _line(*cells: object) -> str:
@@ -319,7 +329,7 @@ file of each script, and from [results/public-scripts](../results/public-scripts
 
 Where the authors published peaks, these stand beside the simulated ones: *allocated* is the most that torch's tensors
 took since the script began, with evaluations between its steps, and *reserved* the most that torch's allocator took of
-the card. *CPU* is the peak of the script as it runs for real on this machine's CPU, beside that of a simulation with
+the card. *CPU* is the peak of the script as it runs for real on a CPU, in one thread, beside that of a simulation with
 the profile of a CPU. *Torch* is what the authors ran; the simulation compiles with the torch that is installed.
 *Seconds* are those of one run on two cores that others used, too. Each row with an error above 3 % says why.
 """

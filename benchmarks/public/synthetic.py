@@ -76,28 +76,6 @@ def gpt_tokens(folder: Path) -> None:
         np.random.default_rng(0).integers(0, 65, count, np.uint16).tofile(folder / f"{part}.bin")
 
 
-def cora(folder: Path) -> None:
-    """Write the graph of Cora's size: 2,708 papers of 1,433 words and seven classes, and 5,429 citations."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draws = np.random.default_rng(0)
-    papers = draws.permutation(1_000_000)[:2708]
-    words = draws.random((2708, 1433)) < 18 / 1433
-    words[:, 0] = True
-    rows = [f"{paper}\t" + "\t".join("01"[int(word)] for word in of) for paper, of in zip(papers, words, strict=True)]
-    labels = [*range(7), *draws.integers(0, 7, 2701)]
-    lines = [f"{row}\tclass_{label}\n" for row, label in zip(rows, labels, strict=True)]
-    (folder / "cora.content").write_text("".join(lines))
-    cites = np.unique(draws.choice(papers, (6000, 2)), axis=0)[:5429]
-    (folder / "cora.cites").write_text("".join(f"{one}\t{other}\n" for one, other in cites))
-
-
-def waves(file: Path) -> None:
-    """Write 100 sine waves of 1,000 points, as generate_sine_wave.py of PyTorch's examples does."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    shifts = np.random.default_rng(2).integers(-80, 80, 100).reshape(100, 1)
-    torch.save(np.sin((np.arange(1000) + shifts) / 20).astype("float64"), file)
-
-
 def bsds300(folder: Path) -> None:
     """Write pictures in the folders of BSDS300, ``train`` and ``test``: 200 and 100 of 481 x 321 dots."""
     draws = np.random.default_rng(0)
@@ -165,24 +143,6 @@ def _coco_object(draws: np.random.Generator, picture: int, width: int, height: i
         "keypoints": [value for x, y in points for value in (x, y, 2)],
         "num_keypoints": len(points),
     }
-
-
-def videos(folder: Path) -> None:
-    """Write videos in ``train`` and ``val``, as Kinetics-400 has them: ten classes, each with two of 60 frames."""
-    import av
-
-    draws = np.random.default_rng(0)
-    for part in ("train", "val"):
-        for name in (f"class {number}" for number in range(10)):
-            (folder / part / name).mkdir(parents=True, exist_ok=True)
-            for number in range(2):
-                with av.open(str(folder / part / name / f"{number}.mp4"), "w") as file:
-                    stream = file.add_stream("mpeg4", rate=30)
-                    stream.width, stream.height, stream.pix_fmt = 340, 256, "yuv420p"
-                    frame = av.VideoFrame.from_ndarray(draws.integers(0, 256, (256, 340, 3), np.uint8), format="rgb24")
-                    for _ in range(60):
-                        file.mux(stream.encode(frame))
-                    file.mux(stream.encode())
 
 
 def autoencoder(folder: Path) -> None:

@@ -90,6 +90,13 @@ class UntraceableError(ConversionError):
     """A model whose forward pass, or whose operators, need the values of tensors; fake tensors have none."""
 
 
+SPARSE = (
+    "sparse tensors are not simulated, since the number of their elements is not known; make them dense, such as "
+    "nn.Embedding(sparse=False), or measure with --meter cpu or --meter cuda"
+)
+"""Why a sparse tensor without values is refused."""
+
+
 class StoreError(ActbenchError):
     """A results file that cannot be read or written."""
 

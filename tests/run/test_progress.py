@@ -233,6 +233,13 @@ def test_a_line_names_what_distinguishes_a_case_from_the_others():
 
     assert names_among([exact])[exact] == "model0"
     assert names_among([script])[script] == "train.py --big"
+    long = script.model_copy(
+        update={
+            "model": f"/home/me/train.py {'x' * 60} --y",
+            "script": Script(target="/home/me/train.py", arguments=("x" * 60, "--y")),
+        }
+    )
+    assert names_among([long])[long] == "train.py …"
     assert names_among([case])[case] == "model0, fewbit:3"
     assert [names_among([case, other])[other] for other in others] == [
         "model0, fewbit:3, sgd",

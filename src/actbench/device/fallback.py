@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 from torch._subclasses import fake_impls, fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._pytree import tree_map, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map, tree_unflatten
 
 from actbench.device.patches import attribute
+from actbench.errors import SPARSE, UntraceableError
 
 _HOST = torch.device("cpu")
 
@@ -66,7 +67,14 @@ def _run_on_zeros(
     with torch._C._DisableTorchDispatch():
         args, kwargs = tree_unflatten(list(map(real, flat_args)), tree)
         found = func(*args, **kwargs)
+    _refuse_sparse(found)
     return tree_map(fake, found)
+
+
+def _refuse_sparse(found: Any) -> None:
+    """Raise an UntraceableError if a result has as many elements as its operator found, of zeros."""
+    if any(isinstance(each, Tensor) and each.layout is not torch.strided for each in tree_leaves(found)):
+        raise UntraceableError(SPARSE)
 
 
 def _written(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from actbench.errors import UntraceableError
+from actbench.errors import SPARSE, UntraceableError
 from actbench.ops.library import EVERYWHERE, define
 
 Piece = TypeVar("Piece")
@@ -119,9 +119,6 @@ def plain_tensors(*tensors: Tensor) -> Iterator[Tensor]:
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:
     if isinstance(tensor, FakeTensor):
-        raise UntraceableError(
-            "sparse tensors are not simulated, since the number of their elements is not known; make them dense, such "
-            "as nn.Embedding(sparse=False), or measure with --meter cpu or --meter cuda"
-        )
+        raise UntraceableError(SPARSE)
     with torch._C._DisableTorchDispatch():  # a simulation around it would make the parts fake
         yield from [getattr(tensor, name)() for name in _SPARSE[tensor.layout]]

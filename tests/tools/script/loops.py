@@ -292,6 +292,17 @@ def learned_inside() -> None:
         stepped(optimizer)
 
 
+def updates_by_hand() -> None:
+    model = net()
+    for _ in range(110):
+        model.zero_grad()
+        passed(model)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(0.1 * parameter.grad)
+
+
 LOOPS: dict[Callable[[], None], int] = {
     plain: 1,
     step_in_backward: 1,
@@ -313,6 +324,7 @@ LOOPS: dict[Callable[[], None], int] = {
     sharpness_aware: 2,
     recomputed_in_backward: 1,
     gradients_by_hand: 0,
+    updates_by_hand: 1,
     learned_inside: 2,
 }
 """The loops, and the backward passes of their last step."""

@@ -89,6 +89,11 @@ def test_a_measurement_names_the_type_of_the_autocast_that_trains(
             r"starts other processes \(given its tensors\).*--gpus.*train.py:4",
         ),
         (
+            TRAINING.replace(".cuda()", ""),
+            (),
+            "trains on the CPU: none of its tensors is on the card.*--device cuda",
+        ),
+        (
             "import socket\nsocket.create_connection(('127.0.0.1', 9), 1)",
             (),
             r"ConnectionRefused.*train.py:2",
@@ -129,6 +134,22 @@ def test_a_script_that_ends_after_one_step_is_measured(run: RunScript) -> None:
     assert isinstance(found, Measurement)
     assert found.weights_bytes == WEIGHTS
     assert any("no step began with the optimizer's state" in text for text in found.warnings)
+
+
+def test_an_optimizer_without_state_makes_none_in_a_later_step(run: RunScript) -> None:
+    found = run(ONE_STEP_OF_SGD)
+
+    assert isinstance(found, Measurement)
+    assert not any("optimizer's state" in text for text in found.warnings)
+
+
+ONE_STEP_OF_SGD = """
+import torch
+layer = torch.nn.Linear(64, 64).cuda()
+optimizer = torch.optim.SGD(layer.parameters(), 0.1)
+layer(torch.ones(8, 64, device="cuda")).sum().backward()
+optimizer.step()
+"""
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from actbench.tools.script.libraries import prepared
+from actbench.tools.script.loggers import together
 
 
 @pytest.fixture
@@ -40,6 +41,10 @@ def test_loggers_do_nothing_whatever_a_script_calls(notes: list[str], tmp_path: 
         "mlflow is off: a simulated run logs nothing.",
         "torch.utils.tensorboard is off: a simulated run logs nothing.",
     ]
+    assert together(["first", *notes, "last"]) == (
+        *("first", "mlflow and torch.utils.tensorboard are off: a simulated run logs nothing.", "last"),
+    )
+    assert together(notes[:1]) == (notes[0],)
 
 
 def test_loggers_that_only_a_library_imports_are_not_named(

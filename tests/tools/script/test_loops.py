@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from loops import LOOPS, dummy_first, plain, step_in_backward
+from loops import LOOPS, dummy_first, plain, step_in_backward, updates_by_hand
 
 import actbench
 from actbench.measuring.meters.trace import AllocationTrace
 from actbench.tools.script.real import RealRun
 
-FEW = (plain, step_in_backward, dummy_first)
+FEW = (plain, step_in_backward, dummy_first, updates_by_hand)
 """Loops for the fast tests."""
 
 

@@ -228,6 +228,8 @@ def test_sparse_tensors_are_refused_in_words(profile: str, device: str) -> None:
         found = table(torch.tensor([3, 4], device=device)).sum()
         with pytest.raises(UntraceableError, match=r"sparse=False.*--meter cpu"):
             found.backward()
+        with pytest.raises(UntraceableError, match=r"sparse=False.*--meter cpu"):
+            torch.rand(2000, 2000, device=device).to_sparse()
 
 
 def test_shares_of_a_whole_add_up_for_numpy() -> None:

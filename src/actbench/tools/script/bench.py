@@ -41,6 +41,11 @@ _ONLY_PASSES = (
 )
 
 
+_OFF_THE_CARD = (
+    "{} trains on the CPU: none of its tensors is on the card; give it its argument for the card, such as --device "
+    "cuda, or run it with --meter cpu"
+)
+
 _TELL_SECONDS = 9.0
 """Time between two words on a long step: before progress repeats the last one."""
 
@@ -128,7 +133,10 @@ class Session:
 
     def _run(self, script: Script, stepped: Callable[[int, Step], object], finish: Finish) -> Measurement:
         def ended(found: Measurement) -> NoReturn:
-            finish(self._about_script(found, run, is_stopped=True))
+            try:
+                finish(self._about_script(found, run, is_stopped=True))
+            except MeasurementError as error:
+                finish(failure_of(error))
 
         def snapped(number: int, step: Step) -> None:
             stepped(number, step)
@@ -160,6 +168,12 @@ class Session:
     ) -> Measurement:
         """Return a measurement with where the script was stopped, and with the schemes that may help or are refused."""
         assert found.built is not None
+        if (
+            isinstance(run, Simulation)
+            and run.profile.is_cuda
+            and not max(found.peak_bytes, found.script_peak_bytes or 0)
+        ):
+            raise MeasurementError(_OFF_THE_CARD.format(self.script.text))
         more: dict[str, Any] = {"stopped_after": len(run.steps.done) if is_stopped else None, "failed": failed}
         if not self._scheme.changes and not self.reads_blocks:
             asked = (*(each.scheme for each in suggestions(found, most=None)), *found.remedies)

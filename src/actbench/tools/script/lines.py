@@ -58,6 +58,7 @@ class Lines:
         self.origins: dict[int, Origin] = {}
         self.passes: dict[int, str] = {}
         self.autocast: dict[str, None] = {}
+        self._texts: dict[tuple[str, int], str] = {}
         self.copies = Copies()
         self.is_on = self.runs_again = False
         self.is_updating: Callable[[], bool] = lambda: False
@@ -164,9 +165,12 @@ class Lines:
 
     def text(self, file: str, number: int) -> str:
         """Return a line of a file as it is shown: the file's name, its number and its words, cut short."""
-        text = linecache.getline(file, number).strip()
-        shown = f"{text[: _LONGEST_LINE - 1]}…" if len(text) > _LONGEST_LINE else text
-        return f"{Path(file).name}:{number} {shown}".rstrip()
+        known = self._texts.get((file, number))
+        if known is None:
+            text = linecache.getline(file, number).strip()
+            shown = f"{text[: _LONGEST_LINE - 1]}…" if len(text) > _LONGEST_LINE else text
+            known = self._texts[file, number] = f"{Path(file).name}:{number} {shown}".rstrip()
+        return known
 
     def _running(self) -> str:
         if self._active:

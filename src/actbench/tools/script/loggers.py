@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
@@ -15,6 +15,7 @@ from actbench.tools.script.arrivals import Change, Make, changed, is_users_impor
 
 Note = Callable[[str], None]
 
+_OFF = " is off: a simulated run logs nothing."
 _ENVIRONMENT = {"WANDB_MODE": "disabled", "WANDB_SILENT": "true"}
 _PACKAGES = (
     *("mlflow", "comet_ml", "clearml", "neptune", "aim", "swanlab", "trackio", "dvclive", "tensorboardX"),
@@ -95,9 +96,20 @@ def told(note: Note) -> Callable[[str], None]:
 
     def tell(package: str) -> None:
         if is_users_import():
-            note(f"{package} is off: a simulated run logs nothing.")
+            note(f"{package}{_OFF}")
 
     return tell
+
+
+def together(notes: Iterable[str]) -> tuple[str, ...]:
+    """Return notes, with those of several loggers as one in the place of the first."""
+    found = list(notes)
+    off = [note for note in found if note.endswith(_OFF)]
+    if len(off) < 2:
+        return tuple(found)
+    *others, last = (note.removesuffix(_OFF) for note in off)
+    found[found.index(off[0])] = f"{', '.join(others)} and {last} are off: a simulated run logs nothing."
+    return tuple(note for note in found if note not in off)
 
 
 @contextmanager
@@ -135,7 +147,7 @@ def _unreported(note: Note) -> Callable[[Any], Any]:
             self.report_to = "none"
             own(self, *args, **kwargs)
             if asked:
-                note(f"TrainingArguments.report_to={', '.join(asked)} is off: a simulated run logs nothing.")
+                note(f"TrainingArguments.report_to={', '.join(asked)}{_OFF}")
 
         return settle
 
@@ -156,7 +168,7 @@ def _untracked(note: Note) -> Callable[[Any], Any]:
             self.log_with = []
             if asked:
                 named = ", ".join(_names(asked)) or str(asked)
-                note(f"Accelerator(log_with={named}) is off: a simulated run logs nothing.")
+                note(f"Accelerator(log_with={named}){_OFF}")
 
         return init
 
@@ -186,7 +198,7 @@ def _unlogged(note: Note, loggers: str, folder: str) -> Callable[[Any], Any]:
             if asked not in (None, False, True):
                 many = asked if isinstance(asked, list | tuple) else [asked]
                 named = ", ".join(type(each).__name__ for each in many)
-                note(f"Trainer(logger={named}) is off: a simulated run logs nothing.")
+                note(f"Trainer(logger={named}){_OFF}")
 
         return init
 

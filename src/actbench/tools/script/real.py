@@ -30,6 +30,7 @@ from actbench.tools.script.facade import card_is_the_cpu
 from actbench.tools.script.growth import with_growth
 from actbench.tools.script.keepers import Keepers
 from actbench.tools.script.libraries import prepared_for_real
+from actbench.tools.script.loggers import together
 from actbench.tools.script.reading import Held
 from actbench.tools.script.remarks import about_steps
 from actbench.tools.script.schemes import Applied
@@ -78,7 +79,7 @@ class RealRun(TimedRun):
         self._batches = Batches(batch_size, are_needed=needs_batches)
         self._allocations = Allocations(self._held_tensors)
         self.steps = Steps(self._allocations, self._ended)
-        self.lines.fed = self._batches.fed
+        self.lines.fed, self.steps.models = self._batches.fed, lambda: self.lines.roots
         self._whole = Whole(self.steps, self.lines.line, self._began, is_cut=False, note=self._note) if whole else None
         self._held: Held | None = None
         self._of_largest: Held | None = None  # a later step may hold other state, as after a resume
@@ -125,7 +126,7 @@ class RealRun(TimedRun):
             earlier=self.steps.done,
             memory_bytes=self.memory_bytes,
             trains=self.steps.trains,
-            warnings=tuple(self.notes),
+            warnings=together(self.notes),
             built=self._batches.built(self._held.models, step, self.steps.peaks(self._began)),
         )
         made, of_model = self._allocations, self._held.of_model

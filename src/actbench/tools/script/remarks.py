@@ -45,7 +45,7 @@ def about_steps(steps: Steps, began: int, *, has_state: bool = False, whole: boo
             f"Steps differ ({format_bytes(min(peaks))} to {format_bytes(max(peaks))}); the largest is shown. --steps N "
             "runs more."
         )
-    if not has_state and any(shown is each for each in steps.done[:began]):
+    if steps.makes_state and not has_state and any(shown is each for each in steps.done[:began]):
         which = "no step" if len(steps.done) <= began else f"no step of {shown.rows} rows"
         yield (
             f"{which} began with the optimizer's state: a later step holds the state from its beginning, so its peak "
@@ -58,6 +58,12 @@ def about_steps(steps: Steps, began: int, *, has_state: bool = False, whole: boo
             f"{names}: made, but did not step in {counted(len(steps.done), 'step')}; what its steps need is "
             "not in the figures, and --steps N runs more"
         )
+    if steps.are_passes:
+        yield (
+            f"no optimizer of torch was made in {steps.passes:,} backward passes: the script is taken to update its "
+            "weights itself, and each pass to end a step"
+        )
+        return
     idle = steps.passes - steps.updated_at
     if idle > max(1, *(len(each.forwards) for each in steps.done)):
         yield (

@@ -53,6 +53,7 @@ from actbench.tools.script.growth import with_growth
 from actbench.tools.script.keepers import Keepers
 from actbench.tools.script.libraries import prepared
 from actbench.tools.script.lines import Lines
+from actbench.tools.script.loggers import together
 from actbench.tools.script.memory import CardMemory
 from actbench.tools.script.parameters import faked_when_registered
 from actbench.tools.script.remarks import Bounds, about_outside, about_steps
@@ -161,6 +162,7 @@ class Simulation(Displayed):
         self.lines.is_on = scheme is None  # else the first step, which is without it, counts in no case
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self.lines.fed, self.steps.passing = self._batches.fed, self.lines.begin_pass
+        self.steps.models = lambda: self.lines.roots
         self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
         self._whole = Whole(self.steps, self.lines.line, self._began, is_cut=True, note=self.note) if whole else None
         self._ahead = Ahead() if looks_ahead else None
@@ -361,7 +363,7 @@ class Simulation(Displayed):
             engines=self._engines,
             trains=self.steps.trains,
             memory_bytes=self.memory.limit_bytes,
-            warnings=tuple(self.notes),
+            warnings=together(self.notes),
             built=built if self._ahead is None else self._ahead.told(built),
             reserved_bytes=reserved,
             estimated=estimated,

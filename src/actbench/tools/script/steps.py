@@ -2,19 +2,21 @@
 
 A step ends when all optimizers have had their turn, as :mod:`actbench.tools.script.turns` tells. So the micro-batches
 of an accumulation are one step, and so are the steps of a generator's and a discriminator's optimizer. Where hooks step
-parameters one by one inside of a backward pass, the step ends with that pass. The forward pass lasts until a backward
-pass begins. What runs between the last backward pass and the end of a step, clipping too, is the optimizer's part.
+parameters one by one inside of a backward pass, the step ends with that pass, as it does in a script that makes no
+optimizer. The forward pass lasts until a backward pass begins. What runs between the last backward pass and the end of
+a step, clipping too, is the optimizer's part.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import ref
 
 import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -30,6 +32,10 @@ from actbench.tools.script.turns import Turns
 
 _MOST = 7
 """Steps after which a run ends even if no two were equal: each batch may have its own shape."""
+
+
+_UNUPDATED = 100
+"""Backward passes before any optimizer is made after which none is waited for."""
 
 
 class Ended(BaseException):
@@ -48,11 +54,13 @@ class Steps:
         done: The steps that have ended.
         turns: The turns of all optimizers.
         trains: Whether anything is trained; known when the script has ended.
+        makes_state: Whether an optimizer has state after a step; SGD without momentum has none.
         only_timed_from: How many steps are read, if the others are only timed.
         phase: The part of the step that runs.
         passes: Backward passes so far; ``updated_at`` are those at the last update.
         turned: Told of the part of the step that begins.
         passing: Called by the line of the script that begins a backward pass.
+        models: Returns the models that run, whose gradients are those of a script without optimizers.
     """
 
     def __init__(self, counting: Counting, ended: Callable[[Step], object], recorder: Recorder | None = None) -> None:
@@ -61,6 +69,7 @@ class Steps:
         self.done: list[Step] = []
         self.trains = True
         self.only_timed_from: int | None = None
+        self.makes_state = False
         self.turns = Turns()
         self._optimizers: list[ref[Optimizer]] = []
         self._updating: list[Optimizer] = []
@@ -71,6 +80,7 @@ class Steps:
         self._depth = self.passes = self.updated_at = 0
         self.turned: Callable[[Phase], object] = lambda phase: None
         self.passing: Callable[[], object] = lambda: None
+        self.models: Callable[[], Sequence[nn.Module]] = tuple
 
     @contextmanager
     def followed(self) -> Iterator[None]:
@@ -118,6 +128,11 @@ class Steps:
     def are_unasked(self) -> bool:
         """Whether the script has neither made an optimizer nor run a backward pass."""
         return not (self.passes or self._optimizers or self.turns.waiting(1))
+
+    @property
+    def are_passes(self) -> bool:
+        """Whether steps are backward passes: the script makes no optimizer of torch, and updates its weights itself."""
+        return self.passes >= _UNUPDATED and not (self._optimizers or self.turns.waiting(1))
 
     def finish(self, *, has_run: bool) -> None:
         """End the only step when the script has ended: one in which optimizers were waited for, or all of a script.
@@ -208,6 +223,7 @@ class Steps:
         self._counting.end(step)
         step.done = list(self._recorder.done)
         self.done.append(step)
+        self.makes_state = self.makes_state or any(map(footprint.optimizer_state, self.optimizers))
         try:
             self._ended(step)
         except Ended:
@@ -232,6 +248,9 @@ class Steps:
                 self._end_backward()
             if self.turns.updates != updates and not self._updating:
                 self._end_updates()
+            elif self.are_passes:
+                self._note_gradients(each for model in self.models() for each in model.parameters())
+                self._end()
             return result
 
         return run
@@ -277,7 +296,8 @@ class Steps:
         if not any(optimizer is each for each in self.optimizers):
             self._optimizers.append(ref(optimizer))
         self._leave(optimizer)
-        self._note_gradients(optimizer)  # now, and not when the update begins: a closure runs both passes inside of it
+        parameters = (each for group in optimizer.param_groups for each in group["params"])
+        self._note_gradients(parameters)  # now, and not when the update begins: a closure runs both passes inside of it
         self.turns.update(optimizer)
         self.updated_at = self.passes
         if self._depth:
@@ -293,9 +313,8 @@ class Steps:
             self._forward_at = self._counting.now("optimizer")
             self._recorded = len(self._recorder.done)
 
-    def _note_gradients(self, optimizer: Optimizer) -> None:
-        """Note the gradients of an optimizer; their bytes too, where all of them wait for the optimizers' part."""
-        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    def _note_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Note gradients of an optimizer; their bytes too, where all of them wait for the optimizers' part."""
         made = [*plain_tensors(*(each.grad for each in parameters if each.grad is not None))]
         gradients = [each for each in made if not self._counting.leaves_out(each)]
         self._counting.gradients(self._step, gradients)
