@@ -308,3 +308,12 @@ def test_a_file_of_a_hundred_million_tokens_is_looked_through() -> None:
         assert ends.tolist() == [70_000_000, 90_000_000]
         card = tokens[ends[0] :][:1024].to(device="cuda", dtype=torch.int64, non_blocking=True)
         assert int(card[0]) == 50_256
+
+
+def test_values_that_the_cpu_computes_from_other_arguments_are_unknown() -> None:
+    """On a card, log_sigmoid saves no buffer; the CPU's derivative reads one."""
+    with actbench.simulate("rtx-4090", warns=False):
+        x = torch.zeros(4, device="cuda", requires_grad=True)
+        torch.nn.functional.logsigmoid(x).backward(torch.ones(4, device="cuda"))
+        assert x.grad is not None
+        assert x.grad.shape == (4,)
