@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import nn
@@ -56,21 +56,30 @@ _PATIENCE = 60
 """Seconds after which a scheme that is tried has hung: a thread of the script may hold a lock for ever in a fork."""
 
 
-def _can_be_applied(spec: str, roots: Sequence[nn.Module], optimizers: list[torch.optim.Optimizer]) -> bool:
+def _copied(run: Callable[[], object]) -> int:
+    """Run a function in a copy of this process, and return the number of the copy, whose status is 1 for an error."""
     child = os.fork()
     if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        return child
     status = 1
     try:
+        torch.set_num_threads(1)  # for others of its pool, which are not in a copy, torch would wait for ever
+        run()
+        status = 0
+    finally:
+        os._exit(status)  # nothing of the script's may run in it
+
+
+def _can_be_applied(spec: str, roots: Sequence[nn.Module], optimizers: list[torch.optim.Optimizer]) -> bool:
+    def apply() -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(_PATIENCE)
         with open(os.devnull, "w") as nowhere:
             for stream in (1, 2):
                 os.dup2(nowhere.fileno(), stream)
         Applied(schemes.build(spec)).apply(roots, optimizers)
-        status = 0
-    finally:
-        os._exit(status)  # nothing of the script's may run in it
+
+    return os.waitstatus_to_exitcode(os.waitpid(_copied(apply), 0)[1]) == 0
 
 
 class Snapshot:
@@ -82,19 +91,17 @@ class Snapshot:
     def __init__(self, roots: Sequence[nn.Module], optimizers: list[torch.optim.Optimizer]) -> None:
         asked, self._ask = os.pipe()
         self._answer, answered = os.pipe()
-        self._child = os.fork()
-        if self._child:
-            os.close(asked)
-            os.close(answered)
-            return
-        try:
+
+        def answer() -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.close(self._ask)  # else it would wait for itself
             with open(asked) as question, open(answered, "w") as answer:
                 if text := question.readline():  # not to its end, which workers of the script may hold open
                     json.dump(refused(json.loads(text), roots, optimizers, are_fake=True), answer)
-        finally:
-            os._exit(0)  # nothing of the script's may run in it
+
+        self._child = _copied(answer)
+        os.close(asked)
+        os.close(answered)
 
     def refused(self, specs: Iterable[str]) -> tuple[str, ...]:
         """Return the schemes that cannot be applied to what the script trained when the copy was made; ask once."""
