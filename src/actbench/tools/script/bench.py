@@ -173,7 +173,7 @@ class Session:
             and run.profile.is_cuda
             and not max(found.peak_bytes, found.script_peak_bytes or 0)
         ):
-            raise MeasurementError(_OFF_THE_CARD.format(self.script.text))
+            raise MeasurementError(_OFF_THE_CARD.format(self.script.shown))
         more: dict[str, Any] = {"stopped_after": len(run.steps.done) if is_stopped else None, "failed": failed}
         if not self._scheme.changes and not self.reads_blocks:
             asked = (*(each.scheme for each in suggestions(found, most=None)), *found.remedies)
