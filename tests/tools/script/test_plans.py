@@ -18,7 +18,7 @@ from actbench.tools.fit import bench as modelbench
 from actbench.tools.fit.plan import Plan, candidates_for
 from actbench.tools.fit.planner import Goal, Planner
 from actbench.tools.fit.records import ANY, EXACT
-from actbench.tools.script import bench, planbench
+from actbench.tools.script import planbench, trials
 
 HERE = Path(__file__).parent
 ANY_NUMBER = 10**15
@@ -74,7 +74,8 @@ for _ in range(20):
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run scripts here: autograd, which has run in this process, does not go with a fork."""
-    monkeypatch.setattr(bench, "forked", lambda run: run(None))
+    monkeypatch.setattr(trials.Forked, "__init__", lambda trial, run: vars(trial).update(run=run))
+    monkeypatch.setattr(trials.Forked, "outcome", lambda trial: trial.run(None))
 
 
 def case_of(folder: Path, *parts: str, limit: int = ANY_NUMBER) -> Case:
