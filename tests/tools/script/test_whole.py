@@ -66,6 +66,13 @@ def parts(found: Measurement) -> dict[str, RunEvent]:
     return {f"{each.part} {(each.line or '').partition(' ')[0]}".strip(): each for each in found.events}
 
 
+def check_resume(real: Measurement, simulated: Measurement, rel: float) -> None:
+    """Check that a simulated run resumed once, with what the real one needs for it, and stepped after that."""
+    (expected,) = (each.peak_bytes for each in real.events if each.part == "resume")
+    assert [each.peak_bytes for each in simulated.events if each.part == "resume"] == [pytest.approx(expected, rel=rel)]
+    assert any(each.part == "resumed step" for each in simulated.events)
+
+
 @pytest.mark.parametrize(
     ("model", "ending"),
     [
@@ -200,11 +207,7 @@ def test_a_trainer_resumes_once_from_its_checkpoint_with_what_a_new_process_need
     whole(text, "cpu")
     real = whole(text.replace(".train()", f'.train("{tmp_path}/written/checkpoint-15")'), "cpu")
 
-    (expected,) = (each.peak_bytes for each in real.events if each.part == "resume")
-    assert [each.peak_bytes for each in simulated.events if each.part == "resume"] == [
-        pytest.approx(expected, rel=0.01)
-    ]
-    assert any(each.part == "resumed step" for each in simulated.events)
+    check_resume(real, simulated, rel=0.01)
 
 
 @pytest.mark.slow
@@ -265,11 +268,7 @@ def test_a_trainer_of_lightning_resumes_once_from_its_checkpoint(whole: Run, tmp
     )
     real = whole(again, "cpu")
 
-    (expected,) = (each.peak_bytes for each in real.events if each.part == "resume")
-    assert [each.peak_bytes for each in simulated.events if each.part == "resume"] == [
-        pytest.approx(expected, rel=0.01)
-    ]
-    assert any(each.part == "resumed step" for each in simulated.events)
+    check_resume(real, simulated, rel=0.01)
 
 
 ACCELERATE = """
@@ -349,11 +348,7 @@ def test_a_resume_by_a_library_is_a_part_of_the_run(library: str, text: str, who
     pytest.importorskip(library)
     real, simulated = (whole(text.replace("OUT", str(tmp_path / meter)), meter) for meter in ("cpu", "simulated"))
 
-    (expected,) = (each.peak_bytes for each in real.events if each.part == "resume")
-    assert [each.peak_bytes for each in simulated.events if each.part == "resume"] == [
-        pytest.approx(expected, rel=0.02)
-    ]
-    assert any(each.part == "resumed step" for each in simulated.events)
+    check_resume(real, simulated, rel=0.02)
     assert any(each.part == "save" for each in simulated.events)
     assert not list((tmp_path / "simulated").glob("*")), "nothing is written"
 

@@ -12,8 +12,7 @@ its own, as it evaluates. An epoch keeps its number of batches: a small data set
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from types import ModuleType
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -31,12 +30,13 @@ from torch.utils.data import (
 )
 
 from actbench.tools.script.arrivals import Change, changed
+from actbench.tools.script.saving import methods_changed
 
 Note = Callable[[str], None]
 Real = Callable[[], AbstractContextManager[None]]
 Ordered = Callable[[DataLoader[Any], Iterator[Any], Callable[[Any], Any]], Iterator[Any]]
 
-_PREPARING = ("_download", "_process", "__getitem__")
+_PREPARING = (("Dataset", "_download"), ("Dataset", "_process"), ("Dataset", "__getitem__"))
 """Methods of PyTorch Geometric's data sets that make files of others, and samples by transforms."""
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -110,14 +110,8 @@ def changes(real: Real) -> dict[str, Change]:
 
         return load
 
-    def preparing(module: ModuleType) -> AbstractContextManager[object]:
-        with ExitStack() as stack:
-            for name in _PREPARING:
-                stack.enter_context(changed(module.Dataset, name, within))
-            return stack.pop_all()
-
     return {
-        "torch_geometric.data.dataset": preparing,
+        "torch_geometric.data.dataset": methods_changed(_PREPARING, lambda method: within),
         "torch_geometric.io.fs": lambda module: changed(module, "torch_load", loading),
     }
 
