@@ -13,6 +13,9 @@ LARGEST_TRIED = 2**20
 _PATIENCE = 2
 """How many lines in a row may fail to halve the interval before another kind of step, which surely shrinks it."""
 
+_APART = 0.125
+"""The share of a batch by which another one differs that shows what a sample takes."""
+
 
 @dataclass(frozen=True)
 class BatchTrial:
@@ -132,12 +135,14 @@ class _Search:
         self._upwards = trial.fits
 
     def _line(self) -> int | None:
-        """Return the batch where the line through the two peaks nearest to the limit meets it, or None."""
+        """Return the batch where the line through the peak nearest to the limit, and one apart, meets it, or None."""
         trials = ((batch, trial.fits, trial.needed_bytes) for batch, trial in self._trials.items())
         # An allocator that refused a step may report the bytes so far, which are not the peak that the step needs.
         peaks = [(b, peak) for b, fits, peak in trials if peak is not None and fits == (peak <= self._limit_bytes)]
-        nearest = sorted(peaks, key=lambda point: abs(self._limit_bytes - point[1]))[:2]
+        nearest = sorted(peaks, key=lambda point: abs(self._limit_bytes - point[1]))
         if len(nearest) < 2:
             # With one peak, count all of it as per sample: the prediction is then a bound on the near side of the edge.
             return predict((0, 0), nearest[0], self._limit_bytes) if nearest else None
-        return predict(nearest[0], nearest[1], self._limit_bytes)
+        # Between neighbours a line shows the gaps that an allocator leaves, and not what a sample takes.
+        apart = [point for point in nearest[1:] if abs(point[0] - nearest[0][0]) >= _APART * nearest[0][0]]
+        return predict(nearest[0], (apart or nearest[1:])[0], self._limit_bytes)

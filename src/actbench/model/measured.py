@@ -50,6 +50,7 @@ class Advised(Data):
             whole run that of which steps, the largest too, fit.
         is_slow: Whether a simulation takes so long that none was made, or that it was ended.
         is_search_slow: Whether the search for the largest batch was ended by its time.
+        fitting_batch: The largest batch that this search has seen fit; None for none.
         limit_seconds: After how long a simulation was ended; None in older records.
         is_full: Whether simulations were given all the time of the case.
     """
@@ -61,6 +62,7 @@ class Advised(Data):
     largest_batch: NonNegativeInt | None = None
     is_slow: bool = False
     is_search_slow: bool = False
+    fitting_batch: PositiveInt | None = None
     limit_seconds: NonNegativeFloat | None = None
     is_full: bool = False
 

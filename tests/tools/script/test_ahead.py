@@ -70,3 +70,4 @@ def test_a_scan_ends_where_batches_are_alike_and_reads_nothing_that_is_only_iter
     assert len(scan(iter(alike), load, 60.0).batches) == len(made) == 64
     assert scan(iter([[None], [None]]), load, 60.0).sizes == []
     assert scan(iter(alike), load, 0.0).is_cut
+    assert len(scan(iter(alike), load, 60.0, 20).batches) == 3

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -149,3 +151,41 @@ def test_more_numbers_than_are_drawn_are_told_of(monkeypatch: pytest.MonkeyPatch
 
     assert len(notes) == 1
     assert "order of rows" in notes[0]
+
+
+def test_what_one_run_has_drawn_another_does_not_draw_again() -> None:
+    states, made = draws.DrawnStates(), []
+
+    def state_after(rows: int) -> list[int]:
+        torch.manual_seed(3)
+
+        def draw() -> None:
+            made.append(rows)
+            torch.empty(rows).normal_()
+
+        states.after(torch.default_generator, draw, f"normal_ {rows}")
+        found: list[int] = torch.get_rng_state().tolist()
+        return found
+
+    expected = [state_after(rows) for rows in (48, 1000)]
+
+    assert expected[0] != expected[1]
+    assert [state_after(rows) for rows in (48, 1000)] == expected
+    assert made == [48, 1000]
+
+
+def test_states_of_a_forked_process_are_known() -> None:
+    states = draws.DrawnStates()
+    torch.manual_seed(3)
+    child = os.fork()
+    if not child:
+        states.after(torch.default_generator, partial(torch.nn.init.normal_, torch.empty(64)), "normal_ 64")
+        os._exit(0)
+    os.waitpid(child, 0)
+
+    states.after(torch.default_generator, lambda: pytest.fail("drawn again"), "normal_ 64")
+
+    found = torch.get_rng_state()
+    torch.manual_seed(3)
+    torch.empty(64).normal_()
+    assert torch.equal(found, torch.get_rng_state())

@@ -6,6 +6,7 @@ and weighed; of loaders that nothing was taken of, and of a ``Trainer``, only th
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -43,14 +44,20 @@ class Scan(NamedTuple):
     is_cut: bool = False
 
 
-def scan(batches: Iterator[Any], load: Callable[[Any], Any], seconds: float) -> Scan:
-    """Take batches, and weigh them, until there are no more, all are alike or time ends."""
+def scan(batches: Iterator[Any], load: Callable[[Any], Any], seconds: float, samples: float = math.inf) -> Scan:
+    """Take batches, and weigh them, until there are no more, all are alike, time ends, or ``samples`` were taken.
+
+    So many samples are in the data set: a loader whose batches were made larger reads it many times over.
+    """
     found, until = Scan([], []), time.monotonic() + seconds
     for batch in islice(batches, _SCANNED):
         found.batches.append(batch)
         if batch is None or (isinstance(batch, list) and batch[:1] == [None]):
             return Scan(found.batches, [])
         found.sizes.append(_bytes(load(batch)))
+        samples -= len(batch) if isinstance(batch, list) else 1
+        if samples <= 0:
+            break
         if len(found.sizes) == _SCANNED_ALIKE and len(set(found.sizes)) == 1:
             break
         if time.monotonic() > until:

@@ -75,8 +75,8 @@ def _largest(record: MeasuredRecord, measured: Measurement, command: Command) ->
     case, known = record.case, measured.advised
     largest = measured.largest_batch if measured.largest_batch is not None else known and known.largest_batch
     rows = rows_of(case, measured)
+    own = "" if rows is None else f" (it has {rows})"
     if largest is not None:
-        own = "" if rows is None else f" (it has {rows})"
         what = "whose steps fit" if measured.events else "that fits"
         yield f"The largest batch {what} is {largest}{own}." if largest else "Not even a batch of one row fits."
         return
@@ -85,6 +85,8 @@ def _largest(record: MeasuredRecord, measured: Measurement, command: Command) ->
         return
     is_slow = known is not None and known.is_search_slow
     slow = "a search did not end in its time"
+    if known and known.fitting_batch:
+        slow += f", in which {known.fitting_batch} rows fit{own}"
     if not case.script.whole:
         why, options = (f" ({slow})", _more_time(known)) if known and is_slow else ("", ("--max-batch",))
         yield f"To find the largest batch that fits, by more simulations{why}: {command(*options)}"

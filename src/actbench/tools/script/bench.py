@@ -21,7 +21,9 @@ from actbench.model.scripts import Script
 from actbench.simulator import profiles
 from actbench.tools.script import launching
 from actbench.tools.script.counting import Step
+from actbench.tools.script.draws import DrawnStates
 from actbench.tools.script.ondevice import CudaRun
+from actbench.tools.script.preloading import preload
 from actbench.tools.script.real import RealRun
 from actbench.tools.script.schemes import Snapshot, refused
 from actbench.tools.script.simulation import Simulation
@@ -82,6 +84,7 @@ class Session:
         said: Told of each step.
         ends_at: The time of ``time.monotonic()`` at which the case is ended.
         chosen: The share of elements that are taken to be chosen where only a real run knows which.
+        drawn: What runs of the script have drawn of the host's generator.
     """
 
     reads_blocks: ClassVar[bool] = False
@@ -97,6 +100,7 @@ class Session:
         self.tried: Callable[[int, bool], object] = lambda batch_size, fits: None
         self.said: Callable[[str], object] = lambda text: None
         self._snapshot: Snapshot | None = None
+        self.drawn = DrawnStates()
 
     def memory(self) -> Measurement:
         """Run the script until its steps are alike, and return what a step needs.
@@ -104,6 +108,8 @@ class Session:
         Raises:
             ActbenchError: The script came to no step; see :func:`actbench.tools.script.launching.run`.
         """
+        if self.case.meter == "simulated":
+            preload(self.script, self._profile)
         began = time.monotonic()
         searched, found = None, Forked(lambda finish: self._run(self.script, self._say, finish)).outcome()
         self.seconds = time.monotonic() - began
@@ -210,7 +216,7 @@ class Session:
         if self.case.meter == "cpu":
             return RealRun(**options)
         options |= {"raise_oom": script.raise_oom, "processes": script.processes, "reads_blocks": self.reads_blocks}
-        options |= {"chosen": self.chosen, "own_process": True}
+        options |= {"chosen": self.chosen, "own_process": True, "drawn": self.drawn}
         is_asked = stepped == self._say and not script.whole and not self._scheme.changes and not self.reads_blocks
         options["looks_ahead"] = is_asked
         return Simulation(self._profile, **options)

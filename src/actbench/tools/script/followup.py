@@ -80,7 +80,7 @@ class Session(bench.Session):
             return found
         self.said("as is expected")
         other = bench.Session(self.case, timeline=False)
-        other.chosen = _CHOSEN
+        other.chosen, other.drawn = _CHOSEN, self.drawn
         simulated = Forked(_silent(other.run_as_it_is)).outcome(min(limit, self._left()))
         if isinstance(simulated, Failure) or run_bytes(simulated) > run_bytes(found):
             return found
@@ -108,6 +108,7 @@ class Session(bench.Session):
         def begin(scheme: str) -> Forked:
             self.said(f"with {scheme}")
             other = bench.Session(self.case.model_copy(update={"scheme": scheme, "script": script}), timeline=False)
+            other.drawn = self.drawn
             return Forked(_silent(other.run_as_it_is))
 
         names = [each.scheme for each in suggestions(found)[:_TRIES]]
@@ -141,16 +142,25 @@ class Session(bench.Session):
         limit, has_loader = found.memory_limit_bytes, found.built is not None and found.built.batch_size is not None
         if limit is None or not has_loader:
             return advised
+        fitting: list[int] = []
+
+        def tried(batch: int, fits: bool) -> None:
+            self.tried(batch, fits)
+            if fits:
+                fitting.append(batch)
+
         try:
             largest = largest_batch(
                 lambda batch, finish: _silent(partial(self._trial, batch))(finish),
                 found,
                 limit,
-                self.tried,
+                tried,
                 lambda: max(0.0, until - time.monotonic()),
             )
         except MeasurementError:  # as where the data has no batch of that size
-            return advised.model_copy(update={"is_search_slow": time.monotonic() >= until})
+            is_slow = time.monotonic() >= until
+            most = max(fitting, default=None) if is_slow else None
+            return advised.model_copy(update={"is_search_slow": is_slow, "fitting_batch": most})
         return advised.model_copy(update={"largest_batch": largest.batch_size})
 
     def _trial(self, rows: int, finish: Finish) -> Measurement:

@@ -45,7 +45,7 @@ from actbench.tools.script.blocks import StepBlocks
 from actbench.tools.script.caches import caches_noted
 from actbench.tools.script.counting import Step, Tracked
 from actbench.tools.script.customops import RealForms
-from actbench.tools.script.draws import HostDraws
+from actbench.tools.script.draws import DrawnStates, HostDraws
 from actbench.tools.script.ending import Ending
 from actbench.tools.script.events import Bytes
 from actbench.tools.script.facade import card_is_the_cpu
@@ -103,6 +103,7 @@ class Simulation(Displayed):
         chosen: The share of elements that are taken to be chosen where only a real run knows which.
         warns: Whether a step that does not fit is a warning when the block has ended.
         own_process: Whether nothing was compiled in this process before.
+        drawn: What other processes of the script have drawn of the host's generator.
         stepped: Told of each step that ended, and of its number.
         ended: Told of the measurement of a script that goes on when its run has ended.
     """
@@ -126,6 +127,7 @@ class Simulation(Displayed):
         chosen: float = 1.0,
         warns: bool = False,
         own_process: bool = False,
+        drawn: DrawnStates | None = None,
         stepped: Callable[[int, Step], object] = lambda number, step: None,
         ended: Callable[[Measurement], object] = lambda found: None,
     ) -> None:
@@ -169,7 +171,7 @@ class Simulation(Displayed):
         self._works = Works()
         waited = self._works.synchronize
         self._mode = ScriptMode(self.bounds.at_most, self.bounds.share, waited, chosen)
-        self._modes = self._mode, LargeAreFake(HOST_INTEGERS_BYTES, HostDraws(self.note).draw)
+        self._modes = self._mode, LargeAreFake(HOST_INTEGERS_BYTES, HostDraws(self.note, drawn).draw)
         self._has_state = self._applied is not None and self._applied.keeps_state
         self._held: reading.Held | None = None
         self._of_largest: reading.Held | None = None  # a later step may hold other state, as after a resume

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import select
 import signal
@@ -47,6 +48,7 @@ class Forked:
         self._receiving, sending = os.pipe()
         self._child = os.fork()
         if self._child == 0:
+            gc.freeze()  # or each search for garbage, of which a step has one, goes through all that was imported
             os.close(self._receiving)
             _answer(run, sending)
         os.close(sending)
@@ -141,7 +143,9 @@ def largest_batch(
         return BatchTrial(is_within, found.peak_bytes, found.reserved_bytes)
 
     rows = own.built.batch_size if own.built else None
-    known = {rows: BatchTrial(steps_fit(own), own.peak_bytes, own.reserved_bytes)} if rows else {_FEW: fits(_FEW)}
+    # what a whole run reserved, it may have reserved for an evaluation
+    reserved = own.reserved_bytes if all(each.is_step for each in own.events) else None
+    known = {rows: BatchTrial(steps_fit(own), own.peak_bytes, reserved)} if rows else {_FEW: fits(_FEW)}
     first = next(iter(known))
     other = 2 * first if known[first].fits else max(1, first // 2)
     if other != first:

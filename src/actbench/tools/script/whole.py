@@ -12,6 +12,7 @@ gradients are recorded; it ends at ``train()``. If a backward pass follows, it w
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -36,7 +37,7 @@ from actbench.tools.script.trainers import FEWEST, LATER, Trainers
 FEWEST_SLOW = 4
 """Steps of an epoch before it is cut, where a step takes seconds."""
 
-_MOST = 12
+_MOST = 8
 """Steps of an epoch of which no two in a row are equal."""
 
 _AFTER = 3
@@ -150,7 +151,7 @@ class Whole:
         epochs = self._epochs.get(loader, 0)
         is_first = not epochs
         if self._is_cut and is_first:
-            batches = self._largest_early(batches, load, count)
+            batches = self._largest_early(loader, batches, load)
         if self._open is not None or not torch.is_grad_enabled():
             yield from self._evaluated(batches, count, EVALUATED if is_first else LATER + 1)
         else:
@@ -189,10 +190,13 @@ class Whole:
             whole = count if cut else given
             self.epoch_steps = None if whole is None else max(ran, round(whole * ran / given))
 
-    def _largest_early(self, batches: Iterator[Any], load: Callable[[Any], Any], count: int | None) -> Iterator[Any]:
+    def _largest_early(
+        self, loader: DataLoader[Any], batches: Iterator[Any], load: Callable[[Any], Any]
+    ) -> Iterator[Any]:
         """Return the batches with the largest one as the first that is asked for once there is optimizer state."""
-        ahead, sizes, is_cut = scan(batches, load, _SCAN_SECONDS)
+        ahead, sizes, is_cut = scan(batches, load, _SCAN_SECONDS, _length(loader.dataset) or math.inf)
         if is_cut:
+            count = _length(loader)
             of = "many" if count is None else f"{count:,}"
             self._note(
                 f"the largest batch was looked for among {len(sizes):,} of {of} batches of a DataLoader, in "
@@ -366,8 +370,9 @@ def _with_tensors(methods: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str
     yield from (each for each in methods if each[1] != "create_model_card" and each != ("Trainer", "save_state"))
 
 
-def _length(loader: DataLoader[Any]) -> int | None:
+def _length(given: Any) -> int | None:
+    """Return the length of a loader or a data set."""
     try:
-        return len(loader)
+        return len(given)
     except TypeError:  # a data set that is only iterated
         return None
