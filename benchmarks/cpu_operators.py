@@ -43,7 +43,7 @@ from actbench.simulator import profiles
 from actbench.simulator.operators import cpu_operators
 from actbench.simulator.tracker import StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
-from actbench.tools.script.values import ScriptMode
+from actbench.tools.script.values.values import ScriptMode
 
 SAMPLES = 5
 LEAST_BYTES, MOST_BYTES = 512 * 1024, 8 * 1024 * 1024

@@ -82,7 +82,7 @@ FEW_FILES_ONLY = {
         "workload/generation.py",
         "workload/huggingface.py",
         "simulator/overrides.py",
-        "tools/script/vllm.py",
+        "tools/script/libraries/vllm.py",
         "tools/trainers/huggingface.py",
     },
     "torchvision": {"workload/torchvision.py"},

@@ -12,7 +12,7 @@ from wholeruns import TRAINER
 
 from actbench.model.measured import Measurement
 from actbench.tools.script.ahead import scan
-from actbench.tools.script.verdict import in_short
+from actbench.tools.script.answers.verdict import in_short
 
 LATE = TRAINING.replace(
     "DataLoader(TensorDataset(torch.randn(4096, 256)), batch_size=512, shuffle=True, num_workers=2)",

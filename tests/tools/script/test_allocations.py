@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from actbench.tools.script.allocations import Allocations
-from actbench.tools.script.counting import Step
+from actbench.tools.script.steps.counting import Step
 
 
 @pytest.mark.parametrize("script_collects", [True, False])

@@ -9,9 +9,9 @@ from types import ModuleType
 
 import pytest
 
-from actbench.tools.script import arrivals
-from actbench.tools.script.arrivals import changed, on_arrival, rebound, searched_once
-from actbench.tools.script.libraries import prepared
+from actbench.tools.script.libraries import arrivals
+from actbench.tools.script.libraries.arrivals import changed, on_arrival, rebound, searched_once
+from actbench.tools.script.libraries.libraries import prepared
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_no_library_is_imported_by_preparing() -> None:
     import subprocess
 
     code = (
-        "import sys\nfrom actbench.tools.script.libraries import prepared\n"
+        "import sys\nfrom actbench.tools.script.libraries.libraries import prepared\n"
         "before = set(sys.modules)\nwith prepared(print): pass\n"
         "heavy = {'transformers', 'peft', 'accelerate', 'diffusers', 'bitsandbytes', 'lightning', 'timm', 'trl'}\n"
         "assert not heavy & (set(sys.modules) - before), heavy & (set(sys.modules) - before)"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actbench.model.measured import Measurement, PeakParts
-from actbench.tools.script.bar import peak_bar
+from actbench.tools.script.answers.bar import peak_bar
 from actbench.units import GIB
 
 

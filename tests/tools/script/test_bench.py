@@ -11,7 +11,7 @@ from trainings import TRAINING, WEIGHTS, RunScript
 from actbench import scheme as schemes
 from actbench.model.measured import Measurement
 from actbench.model.records import Failure
-from actbench.tools.script.suggestions import suggestions
+from actbench.tools.script.answers.suggestions import suggestions
 from actbench.units import MIB
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import actbench
 from actbench import scheme as schemes
 from actbench.simulator import inductor
-from actbench.tools.script import compiled
+from actbench.tools.script.libraries import compiled
 from actbench.tools.script.simulation import Simulation
 from actbench.units import MIB
 

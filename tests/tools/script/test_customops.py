@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import actbench
-from actbench.tools.script import compiled
+from actbench.tools.script.libraries import compiled
 from actbench.units import MIB
 
 CARD = "rtx-4090"

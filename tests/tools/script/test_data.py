@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from actbench.simulator.fake import fake_mode, without_memory
-from actbench.tools.script.libraries import prepared
+from actbench.tools.script.libraries.libraries import prepared
 
 
 class Rows(Dataset[Any]):

@@ -15,9 +15,9 @@ from torch import nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler, random_split
 
 import actbench
-from actbench.tools.script import draws
-from actbench.tools.script.draws import HostDraws
 from actbench.tools.script.real import RealRun
+from actbench.tools.script.values import draws
+from actbench.tools.script.values.draws import HostDraws
 
 ROWS = 12
 

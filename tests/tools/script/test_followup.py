@@ -17,7 +17,7 @@ from actbench.report.advice import needed_bytes
 from actbench.run.isolated import IsolatedSession
 from actbench.run.processes import ForkServer
 from actbench.tools.script import bench, followup, fullanswer, trials
-from actbench.tools.script.suggestions import run_bytes, suggestions
+from actbench.tools.script.answers.suggestions import run_bytes, suggestions
 from actbench.units import MIB
 
 TRAIN = """

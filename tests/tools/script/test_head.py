@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from actbench.tools.script.reading import head_of
+from actbench.tools.script.steps.reading import head_of
 
 
 class Decoder(nn.Module):

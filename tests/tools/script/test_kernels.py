@@ -13,7 +13,7 @@ from torch import nn
 from actbench import scheme as schemes
 from actbench.simulator import profiles
 from actbench.simulator.fake import fake_mode, without_memory
-from actbench.tools.script.libraries import prepared
+from actbench.tools.script.libraries.libraries import prepared
 from actbench.tools.script.simulation import Simulation
 
 

@@ -25,7 +25,7 @@ from actbench.model.records import Case
 from actbench.model.scripts import Script
 from actbench.simulator import profiles
 from actbench.tools.script import launching
-from actbench.tools.script.groups import cards_of_machine, environment
+from actbench.tools.script.processes.groups import cards_of_machine, environment
 
 
 @pytest.mark.slow

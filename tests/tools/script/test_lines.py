@@ -15,8 +15,8 @@ from trainings import RunScript
 import actbench
 from actbench.model.measured import Measurement
 from actbench.simulator.profiles import INSTALLED_TORCH
-from actbench.tools.script.lines import Lines
-from actbench.tools.script.tables import script_tables
+from actbench.tools.script.answers.tables import script_tables
+from actbench.tools.script.steps.lines import Lines
 
 
 def held_on_lines(found: Measurement) -> Counter[tuple[str, str]]:

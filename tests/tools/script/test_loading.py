@@ -14,9 +14,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from actbench.errors import MeasurementError
 from actbench.simulator import profiles
 from actbench.simulator.fake import fake_mode, without_memory
-from actbench.tools.script.libraries import prepared
+from actbench.tools.script.libraries.libraries import prepared
 from actbench.tools.script.simulation import Simulation
-from actbench.tools.script.subclasses import subclasses_made
+from actbench.tools.script.values.subclasses import subclasses_made
 
 LLAMA = {
     "model_type": "llama",

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from actbench.tools.script.libraries import prepared
-from actbench.tools.script.loggers import together
+from actbench.tools.script.libraries.libraries import prepared
+from actbench.tools.script.libraries.loggers import together
 
 
 @pytest.fixture

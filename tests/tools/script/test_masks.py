@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 import actbench
 from actbench.simulator import profiles
-from actbench.tools.script.ones import shares
 from actbench.tools.script.simulation import Simulation
+from actbench.tools.script.values.ones import shares
 
 EXPERTS, TOKENS = 8, 512
 Parts = Iterator[tuple[int, Tensor]]

@@ -12,9 +12,9 @@ from actbench.measuring.meters.stepevents import Origin
 from actbench.model.measured import Growth, Measurement, Remedy
 from actbench.model.records import Case, Failure
 from actbench.model.scripts import Script
-from actbench.tools.script import remedies
-from actbench.tools.script.counting import Step
-from actbench.tools.script.suggestions import free_remedies, run_bytes
+from actbench.tools.script.answers import remedies
+from actbench.tools.script.answers.suggestions import free_remedies, run_bytes
+from actbench.tools.script.steps.counting import Step
 from actbench.units import GIB, MIB
 
 TRAIN = """

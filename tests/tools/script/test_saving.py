@@ -15,8 +15,8 @@ from torch import nn
 
 from actbench.simulator import profiles
 from actbench.simulator.fake import fake_mode, without_memory
-from actbench.tools.script.libraries import prepared
-from actbench.tools.script.saving import holds_fake
+from actbench.tools.script.libraries.libraries import prepared
+from actbench.tools.script.libraries.saving import holds_fake
 from actbench.tools.script.simulation import Simulation
 
 

@@ -20,9 +20,9 @@ from actbench.model.measured import Measurement
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
+from actbench.tools.script.answers.suggestions import suggestions
 from actbench.tools.script.experiment import APPLIED
-from actbench.tools.script.schemes import refused
-from actbench.tools.script.suggestions import suggestions
+from actbench.tools.script.steps.schemes import refused
 
 CARD = "rtx-4060"
 EXAMPLES = {"encode": "encode:int:6", "fewbit": "fewbit:3", "gact": "gact:L1", "randomized": "randomized:0.5"}

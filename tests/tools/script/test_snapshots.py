@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 
-from actbench.tools.script import schemes
+from actbench.tools.script.steps import schemes
 
 
 @pytest.mark.skipif(torch.get_num_threads() < 2, reason="torch has one thread here")

@@ -16,9 +16,9 @@ from actbench.report.advice import about_bounds
 from actbench.report.render import markdown
 from actbench.report.render.widths import fitted
 from actbench.report.tables.step import holders_table
-from actbench.tools.script.suggestions import Suggestion, free_remedies, suggestions
-from actbench.tools.script.tables import script_tables
-from actbench.tools.script.verdict import about_values, in_short, verdict
+from actbench.tools.script.answers.suggestions import Suggestion, free_remedies, suggestions
+from actbench.tools.script.answers.tables import script_tables
+from actbench.tools.script.answers.verdict import about_values, in_short, verdict
 
 GIB, MIB = 1024**3, 1024**2
 MakeRecord = Callable[..., MeasuredRecord]

@@ -24,7 +24,7 @@ from wholeruns import (
 from actbench.model.measured import Measurement, RunEvent
 from actbench.model.records import Case, Failure
 from actbench.model.scripts import Script
-from actbench.tools.script.trainers import completed
+from actbench.tools.script.libraries.trainers import completed
 
 QUICK = (
     "keeps outputs",

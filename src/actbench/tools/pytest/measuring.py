@@ -16,8 +16,8 @@ from actbench.report.render import markdown
 from actbench.tools.pytest.baseline import Reading
 from actbench.tools.pytest.mark import MARK, Asked, asked_of
 from actbench.tools.pytest.session import BEFORE, THRESHOLD, Threshold
+from actbench.tools.script.answers.tables import script_tables
 from actbench.tools.script.simulate import simulate
-from actbench.tools.script.tables import script_tables
 from actbench.units import format_bytes
 
 

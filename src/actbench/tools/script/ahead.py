@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from actbench.model.records import Built
-from actbench.tools.script.arrivals import changed, on_arrival
+from actbench.tools.script.libraries.arrivals import changed, on_arrival
 
 _SCANNED_ALIKE, _SCANNED = 64, 100_000
 """Over how many batches of one size, and over how many in all a loader's largest batch is looked for."""

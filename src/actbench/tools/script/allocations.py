@@ -16,7 +16,7 @@ from actbench.measuring.meters.trace import AllocationTrace
 from actbench.model.records import Phase
 from actbench.model.timeline import OTHER
 from actbench.simulator import profiles
-from actbench.tools.script.counting import Counting, Step
+from actbench.tools.script.steps.counting import Counting, Step
 
 _UNSEEN = -1
 """Name of the storages that torch's allocator did not make: memory of numpy, of files, of other processes."""

@@ -20,16 +20,16 @@ from actbench.model.records import Case, Failure
 from actbench.model.scripts import Script
 from actbench.simulator import profiles
 from actbench.tools.script import launching
-from actbench.tools.script.counting import Step
-from actbench.tools.script.draws import DrawnStates
+from actbench.tools.script.answers.suggestions import suggestions
 from actbench.tools.script.ondevice import CudaRun
 from actbench.tools.script.preloading import preload
 from actbench.tools.script.real import RealRun
-from actbench.tools.script.schemes import Snapshot, refused
 from actbench.tools.script.simulation import Simulation
-from actbench.tools.script.steps import Ended
-from actbench.tools.script.suggestions import suggestions
+from actbench.tools.script.steps.counting import Step
+from actbench.tools.script.steps.schemes import Snapshot, refused
+from actbench.tools.script.steps.steps import Ended
 from actbench.tools.script.trials import Finish, Forked, largest_batch
+from actbench.tools.script.values.draws import DrawnStates
 from actbench.units import format_bytes
 
 _NO_STEP = (

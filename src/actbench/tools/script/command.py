@@ -283,10 +283,10 @@ def _show(
     from actbench.report.render.formats import json_lines
     from actbench.report.render.screen import NOTE_LINES, in_lines
     from actbench.report.tables import report_tables
-    from actbench.tools.script.answer import answer, judged
-    from actbench.tools.script.bar import peak_bar
-    from actbench.tools.script.tables import script_tables
-    from actbench.tools.script.verdict import about_card, about_values, in_short, verdict
+    from actbench.tools.script.answers.answer import answer, judged
+    from actbench.tools.script.answers.bar import peak_bar
+    from actbench.tools.script.answers.tables import script_tables
+    from actbench.tools.script.answers.verdict import about_card, about_values, in_short, verdict
 
     unchanged, compares = records[0], len(records) > 1 or bool(columns)
     of_script = list(script_tables(unchanged.outcome))
@@ -335,8 +335,8 @@ def _with_options(script: Script, *options: str) -> str:
 
 def _worth_trying(record: MeasuredRecord, command: Callable[..., str]) -> list[str]:
     from actbench.tools.fit.codegen import lines_for
-    from actbench.tools.script.answer import planning
-    from actbench.tools.script.suggestions import free_remedies, suggestions
+    from actbench.tools.script.answers.answer import planning
+    from actbench.tools.script.answers.suggestions import free_remedies, suggestions
 
     measured = record.outcome
     if not isinstance(measured, Measurement):

@@ -12,9 +12,9 @@ from actbench.errors import MeasurementError
 from actbench.model.measured import Advised, Measurement
 from actbench.model.records import Failure
 from actbench.tools.script import bench
-from actbench.tools.script.answer import SEARCH_SECONDS, WORTH_SECONDS
+from actbench.tools.script.answers.answer import SEARCH_SECONDS, WORTH_SECONDS
+from actbench.tools.script.answers.suggestions import run_bytes, suggestions
 from actbench.tools.script.bench import before_forks as before_forks, failure_of as failure_of  # a bench has them
-from actbench.tools.script.suggestions import run_bytes, suggestions
 from actbench.tools.script.trials import Finish, Forked, largest_batch
 
 __all__ = ["Session", "before_forks", "failure_of"]

@@ -22,9 +22,9 @@ from actbench.errors import (
 )
 from actbench.model.scripts import Script
 from actbench.simulator.fake import shapes_only
-from actbench.tools.script import children
-from actbench.tools.script.children import GivenUp, users_line
-from actbench.tools.script.groups import environment, refused_package
+from actbench.tools.script.processes import children
+from actbench.tools.script.processes.children import GivenUp, users_line
+from actbench.tools.script.processes.groups import environment, refused_package
 
 _LAUNCHED = "{} reads the environment variable {}{}: it is launched by torchrun; give --gpus N, the number of processes"
 _NO_LINE = ("EOF when reading a line",)

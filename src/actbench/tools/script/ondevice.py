@@ -17,11 +17,11 @@ from actbench.measuring.meters import cudameter, footprint
 from actbench.measuring.meters.meter import MemoryReading, held_by_cycles
 from actbench.model.measured import Measurement
 from actbench.model.records import Built, Phase
-from actbench.tools.script import reading
-from actbench.tools.script.counting import Counting, Step
-from actbench.tools.script.reading import Held
-from actbench.tools.script.remarks import about_steps
-from actbench.tools.script.steps import Steps
+from actbench.tools.script.steps import reading
+from actbench.tools.script.steps.counting import Counting, Step
+from actbench.tools.script.steps.reading import Held
+from actbench.tools.script.steps.remarks import about_steps
+from actbench.tools.script.steps.steps import Steps
 from actbench.tools.script.timed import TIMED, TimedRun
 
 

@@ -8,9 +8,9 @@ from actbench.model.records import Case
 from actbench.model.scripts import Script
 from actbench.tools.script import bench
 from actbench.tools.script.bench import before_forks as before_forks, failure_of as failure_of  # a bench has them
-from actbench.tools.script.counting import Step
 from actbench.tools.script.declared import check_script
 from actbench.tools.script.experiment import APPLIED as CHANGES
+from actbench.tools.script.steps.counting import Step
 
 __all__ = ["CHANGES", "Session", "before_forks", "check", "failure_of"]
 

@@ -21,23 +21,23 @@ from actbench.measuring.meters.stepevents import UNKNOWN
 from actbench.model.advice import Settings
 from actbench.model.measured import Measurement
 from actbench.scheme import Scheme
-from actbench.tools.script import reading
 from actbench.tools.script.allocations import Allocations, RealMemory
-from actbench.tools.script.batches import Batches
-from actbench.tools.script.counting import Step
-from actbench.tools.script.events import Bytes
-from actbench.tools.script.facade import card_is_the_cpu
-from actbench.tools.script.growth import with_growth
-from actbench.tools.script.keepers import Keepers
-from actbench.tools.script.libraries import prepared_for_real
-from actbench.tools.script.loggers import together
-from actbench.tools.script.reading import Held
-from actbench.tools.script.remarks import about_steps
-from actbench.tools.script.schemes import Applied
-from actbench.tools.script.steps import Steps
-from actbench.tools.script.tensors import storages_addressed
+from actbench.tools.script.card.facade import card_is_the_cpu
+from actbench.tools.script.libraries.libraries import prepared_for_real
+from actbench.tools.script.libraries.loggers import together
+from actbench.tools.script.steps import reading
+from actbench.tools.script.steps.batches import Batches
+from actbench.tools.script.steps.counting import Step
+from actbench.tools.script.steps.events import Bytes
+from actbench.tools.script.steps.growth import with_growth
+from actbench.tools.script.steps.keepers import Keepers
+from actbench.tools.script.steps.reading import Held
+from actbench.tools.script.steps.remarks import about_steps
+from actbench.tools.script.steps.schemes import Applied
+from actbench.tools.script.steps.steps import Steps
+from actbench.tools.script.steps.untrained import Untrained
 from actbench.tools.script.timed import TIMED, TimedRun
-from actbench.tools.script.untrained import Untrained
+from actbench.tools.script.values.tensors import storages_addressed
 from actbench.tools.script.whole import Whole
 
 _SETTINGS = Settings(batch="a smaller batch in the script")

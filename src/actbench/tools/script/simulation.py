@@ -37,36 +37,40 @@ from actbench.simulator.recalled import tensors_of
 from actbench.simulator.reserved import reserved_bytes as reserved
 from actbench.simulator.tracker import CheckedTracker, OnCard, StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
-from actbench.tools.script import compiled, groups, kernels, reading, remedies, sensors, sharing, vllm
 from actbench.tools.script.ahead import Ahead
-from actbench.tools.script.arrivals import on_arrival
-from actbench.tools.script.batches import Batches
-from actbench.tools.script.blocks import StepBlocks
-from actbench.tools.script.caches import caches_noted
-from actbench.tools.script.counting import Step, Tracked
-from actbench.tools.script.customops import RealForms
-from actbench.tools.script.draws import DrawnStates, HostDraws
-from actbench.tools.script.ending import Ending
-from actbench.tools.script.events import Bytes
-from actbench.tools.script.facade import card_is_the_cpu
-from actbench.tools.script.growth import with_growth
-from actbench.tools.script.keepers import Keepers
-from actbench.tools.script.libraries import prepared
-from actbench.tools.script.lines import Lines
-from actbench.tools.script.loggers import together
-from actbench.tools.script.memory import CardMemory
-from actbench.tools.script.parameters import faked_when_registered
-from actbench.tools.script.remarks import Bounds, about_outside, about_steps
-from actbench.tools.script.schemes import Applied
-from actbench.tools.script.steps import Ended, Steps
-from actbench.tools.script.subclasses import subclasses_made
-from actbench.tools.script.tables import script_tables
-from actbench.tools.script.tensors import attributes_shown
-from actbench.tools.script.threads import threads_followed
-from actbench.tools.script.untrained import Untrained
-from actbench.tools.script.values import ScriptMode
+from actbench.tools.script.answers import remedies
+from actbench.tools.script.answers.tables import script_tables
+from actbench.tools.script.card import sensors
+from actbench.tools.script.card.customops import RealForms
+from actbench.tools.script.card.facade import card_is_the_cpu
+from actbench.tools.script.card.memory import CardMemory
+from actbench.tools.script.card.parameters import faked_when_registered
+from actbench.tools.script.card.threads import threads_followed
+from actbench.tools.script.libraries import compiled, kernels, vllm
+from actbench.tools.script.libraries.arrivals import on_arrival
+from actbench.tools.script.libraries.caches import caches_noted
+from actbench.tools.script.libraries.libraries import prepared
+from actbench.tools.script.libraries.loggers import together
+from actbench.tools.script.processes import groups
+from actbench.tools.script.processes.works import Works
+from actbench.tools.script.steps import reading, sharing
+from actbench.tools.script.steps.batches import Batches
+from actbench.tools.script.steps.blocks import StepBlocks
+from actbench.tools.script.steps.counting import Step, Tracked
+from actbench.tools.script.steps.ending import Ending
+from actbench.tools.script.steps.events import Bytes
+from actbench.tools.script.steps.growth import with_growth
+from actbench.tools.script.steps.keepers import Keepers
+from actbench.tools.script.steps.lines import Lines
+from actbench.tools.script.steps.remarks import Bounds, about_outside, about_steps
+from actbench.tools.script.steps.schemes import Applied
+from actbench.tools.script.steps.steps import Ended, Steps
+from actbench.tools.script.steps.untrained import Untrained
+from actbench.tools.script.values.draws import DrawnStates, HostDraws
+from actbench.tools.script.values.subclasses import subclasses_made
+from actbench.tools.script.values.tensors import attributes_shown
+from actbench.tools.script.values.values import ScriptMode
 from actbench.tools.script.whole import Whole
-from actbench.tools.script.works import Works
 from actbench.units import MIB, format_bytes
 
 HOST_INTEGERS_BYTES = 512 * MIB

@@ -10,10 +10,10 @@ from types import TracebackType
 
 from actbench import livememory
 from actbench.model.measured import Measurement
-from actbench.tools.script.counting import Step
-from actbench.tools.script.ending import Ending
-from actbench.tools.script.lines import Lines
-from actbench.tools.script.steps import Ended, Steps
+from actbench.tools.script.steps.counting import Step
+from actbench.tools.script.steps.ending import Ending
+from actbench.tools.script.steps.lines import Lines
+from actbench.tools.script.steps.steps import Ended, Steps
 
 TIMED = 3
 """Steps that are only timed, after those whose bytes are read."""

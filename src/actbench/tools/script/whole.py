@@ -27,12 +27,12 @@ from torch.utils.data import DataLoader
 from actbench.device.patches import replaced
 from actbench.model.measured import Growth, Measurement, RunEvent, RunPart
 from actbench.tools.script.ahead import scan
-from actbench.tools.script.arrivals import Change, changed, combined, on_arrival, rebound
-from actbench.tools.script.counting import LOADS, Span, Step
-from actbench.tools.script.events import Bytes, run_events
-from actbench.tools.script.saving import CHECKPOINTS, METHODS, methods_changed
-from actbench.tools.script.steps import Steps
-from actbench.tools.script.trainers import FEWEST, LATER, Trainers
+from actbench.tools.script.libraries.arrivals import Change, changed, combined, on_arrival, rebound
+from actbench.tools.script.libraries.saving import CHECKPOINTS, METHODS, methods_changed
+from actbench.tools.script.libraries.trainers import FEWEST, LATER, Trainers
+from actbench.tools.script.steps.counting import LOADS, Span, Step
+from actbench.tools.script.steps.events import Bytes, run_events
+from actbench.tools.script.steps.steps import Steps
 
 FEWEST_SLOW = 4
 """Steps of an epoch before it is cut, where a step takes seconds."""

@@ -1,0 +1,1 @@
+"""Libraries that a script imports, and what a simulated run changes in them."""

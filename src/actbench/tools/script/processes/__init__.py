@@ -1,0 +1,1 @@
+"""Processes that train together with a script, and those that it starts."""
