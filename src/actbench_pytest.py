@@ -47,7 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """Refuse a file or class with a mark whose arguments cannot be used."""
     report = yield
     marked = [each for each in report.result if isinstance(each, pytest.Item) and each.get_closest_marker(MARK)]

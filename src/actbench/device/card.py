@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import types
@@ -11,13 +12,16 @@ from typing import Any, NoReturn
 
 import torch
 
-from actbench.device import answers, driver, streams
+from actbench.device import driver, streams
 from actbench.device.generators import CardGenerator, Generator, card_generator
 from actbench.device.patches import Patches
 from actbench.device.properties import LOAD, Counters, DeviceProperties
 from actbench.errors import MeasurementError, UsageError
 
 __all__ = ["Counters", "believed"]
+
+_ASK_ONCE = ("accelerate", "bitsandbytes", "diffusers", "lightning", "peft", "pytorch_lightning", "transformers", "trl")
+"""Libraries with cached functions such as ``is_torch_cuda_available``."""
 
 _CUDA_VERSION = "12.8"
 """The version of CUDA that a build of torch without CUDA reports."""
@@ -45,7 +49,7 @@ def believed(counters: Counters, note: Callable[[str], None] = lambda text: None
     selected = streams.Selected(counters.devices)
     generators = tuple(card_generator(index) for index in range(counters.devices))
     with ExitStack() as stack:
-        stack.callback(answers.forget)
+        stack.callback(_forget_answers)
         patches = stack.enter_context(Patches())
         # a run that has seen enough ends anywhere
         patches.callback(torch.set_autocast_enabled, "cuda", torch.is_autocast_enabled("cuda"))
@@ -61,7 +65,7 @@ def believed(counters: Counters, note: Callable[[str], None] = lambda text: None
         _believe_in_classes(patches)
         _believe_in_sensors(patches, counters, note_once)
         _profile_the_host_only(patches, note_once)
-        answers.forget()
+        _forget_answers()
         yield
 
 
@@ -173,3 +177,14 @@ class _Ranges(types.SimpleNamespace):
     def __getattr__(self, name: str) -> Callable[..., int]:
         """Return a function that marks nothing."""
         return lambda *_: 0
+
+
+def _forget_answers() -> None:
+    """Clear the caches of functions of libraries that are imported: they have asked about another card, or none."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in _ASK_ONCE:
+            values = list(getattr(module, "__dict__", {}).values())
+            if functools._lru_cache_wrapper in map(type, values):  # not so in most of thousands of modules
+                for value in values:
+                    if isinstance(value, functools._lru_cache_wrapper):
+                        value.cache_clear()

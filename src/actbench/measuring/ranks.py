@@ -18,10 +18,10 @@ from actbench.device.patches import Patches
 from actbench.measuring.gradients import Gradients
 from actbench.measuring.meters import Meter
 from actbench.measuring.world import ALONE, World
-from actbench.scheme.axes import DATA
 from actbench.scheme.base import Scheme
 from actbench.scheme.facets import Spread
 from actbench.scheme.flat import flat_handles
+from actbench.scheme.mesh import DATA
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp._flat_param import FlatParamHandle

@@ -18,9 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from actbench.errors import MeasurementError
 from actbench.measuring.meters import Meter
 from actbench.measuring.meters.meter import at_once
-from actbench.scheme.axes import DATA, TENSOR, rank_along
 from actbench.scheme.base import Scheme
 from actbench.scheme.facets import Spread
+from actbench.scheme.mesh import DATA, TENSOR, rank_along
 
 _AXES: Final = (DATA, TENSOR)
 """From the outside in: the processes of one tensor-parallel group follow one another, on one machine."""

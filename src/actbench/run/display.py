@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Final, TextIO, cast
 
 from rich import progress as bars
 from rich.console import Console, Group, RenderableType
 from rich.file_proxy import FileProxy
 from rich.live import Live
+from rich.progress import ProgressColumn, Task
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +23,6 @@ from actbench.model.live import HOLDERS, LiveMemory
 from actbench.model.measured import OVER_THE_LIMIT, Outcome
 from actbench.model.records import Case
 from actbench.report.plain import plain
-from actbench.run.columns import CountColumn, LeftColumn
 from actbench.run.memorypanel import SeenMemory, memory_panel
 from actbench.run.pace import Paces
 from actbench.run.progress import Progress, names_among
@@ -294,3 +295,28 @@ def _window(rows: list[tuple[CaseData, _Row]], height: int) -> list[tuple[CaseDa
     at = next((index for index, (_, row) in enumerate(rows) if row.ended is None), len(rows))
     start = max(0, min(at - height // 3, len(rows) - height))
     return rows[start : start + height]
+
+
+class CountColumn(ProgressColumn):
+    """How many cases ended, and of how many, if that is known."""
+
+    def render(self, task: Task) -> Text:
+        """Return the cell of a bar."""
+        done = f"{task.completed:.0f}"
+        return Text(f"{done} done" if task.total is None else f"{done} of {task.total:.0f} cases")
+
+
+class LeftColumn(ProgressColumn):
+    """The time that is left, if that is known."""
+
+    def __init__(self, pace: Paces) -> None:
+        super().__init__()
+        self._pace = pace
+
+    def render(self, task: Task) -> Text:
+        """Return the cell of a bar."""
+        if task.total is None:
+            return Text()
+        seconds = self._pace.seconds_left()
+        known = "-:--:--" if seconds is None else str(timedelta(seconds=round(seconds)))
+        return Text(f"left: {known}", "progress.remaining")

@@ -1,18 +1,32 @@
-"""The processes that a scheme spreads a model over, as it finds them in a setup or in torch's default group."""
+"""The mesh of processes that train together: its axes, as schemes and measurements call them."""
 
 from __future__ import annotations
 
-from torch import distributed, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from typing import TYPE_CHECKING
 
 from actbench.errors import ConversionError
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+DATA: str = "dp"
+"""The axis of a mesh along which processes have batches of their own."""
+
+TENSOR: str = "tp"
+"""The axis along which they share the layers of one batch."""
+
+
+def rank_along(mesh: DeviceMesh | None, axis: str) -> int:
+    """Return the number of this process along an axis; 0 where there is no such axis."""
+    return 0 if mesh is None or axis not in (mesh.mesh_dim_names or ()) else mesh.get_local_rank(axis)
 
 
 def mesh_along(axis: str, mesh: DeviceMesh | None, module: nn.Module, ranks: int, who: str) -> DeviceMesh:
     """Return the ``ranks`` processes along an axis, as a mesh of that axis alone.
 
     Args:
-        axis: One of :mod:`actbench.scheme.axes`.
+        axis: ``DATA`` or ``TENSOR``.
         mesh: The processes of a setup, with such an axis; None for those of torch's default process group.
         module: The model; the mesh is of its device.
         ranks: Number of processes that must be there.
@@ -21,6 +35,9 @@ def mesh_along(axis: str, mesh: DeviceMesh | None, module: nn.Module, ranks: int
     Raises:
         ConversionError: There are not ``ranks`` processes.
     """
+    from torch import distributed
+    from torch.distributed.device_mesh import init_device_mesh
+
     if mesh is None:
         found = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 0
         if found != ranks:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from typing import Final
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
@@ -13,7 +14,7 @@ from torch.utils._pytree import tree_map
 from actbench import livememory, longsteps
 from actbench.errors import UntraceableError
 from actbench.measuring.meters import footprint, watch as watching
-from actbench.measuring.meters.meter import MemoryReading, Meter, at_once, forward_alone, held_by_cycles
+from actbench.measuring.meters.meter import MemoryReading, Meter, MeterKind, at_once, forward_alone, held_by_cycles
 from actbench.measuring.meters.peak import Event, Moments, alive
 from actbench.measuring.meters.stepevents import most_on_host
 from actbench.measuring.meters.watch import Watch
@@ -24,7 +25,7 @@ from actbench.packing import savedtensors
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.scheme.wrapped import StepsInBackward, renews_next
-from actbench.simulator import card, simulatedstep
+from actbench.simulator import card, profiles, simulatedstep
 from actbench.simulator.blockmarks import Block, BlockMarks
 from actbench.simulator.cost.clock import communication, estimate
 from actbench.simulator.cost.recorder import Done, Recorder
@@ -327,3 +328,7 @@ def _held_bytes(step: TrainStep, tracker: StorageTracker) -> int:
     made = footprint.made_tensors(step.setup.module)
     tracker.add(made)
     return footprint.stored_bytes(made)
+
+
+SIMULATED: Final = MeterKind(lambda case: SimulatedMeter(profiles.of_case(case), case.memory_limit_bytes))
+"""The simulated meter, as the entry point names it."""

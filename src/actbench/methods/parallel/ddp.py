@@ -12,11 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from actbench.errors import ConversionError
 from actbench.model.records import Site
 from actbench.packing.refusals import refuse_unshared
-from actbench.scheme.axes import DATA
 from actbench.scheme.base import DATA_PARALLEL, PLACEMENT, Change, Scheme, refuse_untrained
 from actbench.scheme.card import Card
 from actbench.scheme.facets import Facet, Spread
-from actbench.scheme.mesh import mesh_along
+from actbench.scheme.mesh import DATA, mesh_along
 from actbench.scheme.setup import Part, TrainingSetup
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from actbench.methods.parallel.tensor.vocabulary import Vocabulary, share, vocab
 from actbench.model.records import Site, Unreached
 from actbench.ops.noise import draw_as
 from actbench.packing.refusals import refuse_compiled
-from actbench.scheme.axes import DATA, TENSOR, rank_along
 from actbench.scheme.base import TENSOR_PARALLEL
 from actbench.scheme.card import Card
 from actbench.scheme.facets import Facet, Spread
+from actbench.scheme.mesh import DATA, TENSOR, rank_along
 from actbench.scheme.setup import TrainingSetup
 
 

@@ -17,8 +17,8 @@ from actbench.model.records import Case
 from actbench.report.advice import needed_bytes
 from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column
-from actbench.scheme.axes import DATA
 from actbench.scheme.facets import Spread
+from actbench.scheme.mesh import DATA
 from actbench.simulator import profiles
 from actbench.simulator.profiles import DeviceProfile
 from actbench.tools.fit.answer import about_crashed
