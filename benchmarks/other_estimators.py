@@ -27,6 +27,7 @@ from actbench.units import GIB
 
 ROOT = Path(__file__).resolve().parents[1]
 PEAKS = runpy.run_path(str(ROOT / "benchmarks" / "published_peaks.py"))
+FORMULAS = runpy.run_path(str(ROOT / "benchmarks" / "memory_formulas.py"))
 RESULTS = ROOT / "results" / "other-estimators.json"
 PAGE = ROOT / "docs" / "other-estimators.md"
 MODELS = "./benchmarks/published_models/"
@@ -233,7 +234,7 @@ def page(results: Mapping[str, Any]) -> str:
         told = f"{figure['source']}: {figure['setting']}"
         lines.append(f"| {told} | {figure['published_gib']:.2f} GiB | {' | '.join(cells)} |")
     lines += [f"| **Median error, rows answered** | | {' | '.join(_median(results, tool) for tool in TOOLS)} |", ""]
-    return "\n".join(lines) + "\n" + _CLAIMS.format(**results["versions"])
+    return "\n".join(lines) + "\n" + _CLAIMS.format(**results["versions"]) + FORMULAS["section"]()
 
 
 def _figure(command: str) -> Mapping[str, Any]:
