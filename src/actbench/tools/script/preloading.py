@@ -41,7 +41,7 @@ def preload(script: Script, profile: DeviceProfile) -> None:
     folder = Path.cwd() if script.is_module else Path(script.file).resolve().parent
     with simulated(profile):
         for statement in _first_imports(tree, folder):
-            with suppress(Exception):
+            with suppress(Exception, SystemExit):
                 exec(compile(ast.Module([statement], []), script.file, "exec"), {"__name__": "__main__"})
 
 
