@@ -94,6 +94,7 @@ FEW_FILES_ONLY = {
 TORCH_FREE = set(list(CORE)[: list(CORE).index("ops")]) | {"tools.html"}
 TORCH_FREE_FILES = {"records.py", "tables.py", "recipe.py", "report.py", "suggestions.py", "verdict.py"}
 """Of tools: what the command line and reports import."""
+SCRIPT_ROOMS = ("steps", "answers", "card", "processes", "libraries", "values")
 RUN = {SOURCE / "run" / "sweep.py"}  # it imports what it runs
 
 
@@ -179,6 +180,19 @@ def test_a_file_of_the_core_imports_only_rooms_below_its_own() -> None:
 
     assert shown({path: rooms - CORE[home_of(path)] for path, rooms in others.items()}) == {}
     assert {room for room in ROOMS if not is_plugin(room)} - {"kernels", "recipes"} == {*CORE, *FACADES, *TOPMOST}
+
+
+def test_a_room_of_scripts_imports_only_those_below_it() -> None:
+    below = {room: SCRIPT_ROOMS[:place] for place, room in enumerate(SCRIPT_ROOMS)}
+    home = "actbench.tools.script."
+    imported = {
+        path: {name.removeprefix(home).partition(".")[0] for name in imports_of(path) if name.startswith(home)}
+        for path in FILES
+        if path.parent.parent == SOURCE / "tools" / "script"
+    }
+
+    assert {path.parent.name for path in imported} == set(SCRIPT_ROOMS)
+    assert shown({path: rooms - {path.parent.name, *below[path.parent.name]} for path, rooms in imported.items()}) == {}
 
 
 def module_of(path: Path) -> str:
