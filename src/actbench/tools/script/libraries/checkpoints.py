@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +21,10 @@ from actbench.tools.script.libraries.arrivals import Change, rebound
 from actbench.tools.script.libraries.saving import holds_fake
 
 Note = Callable[[str], None]
+
+_SUFFIXES = (".bin", ".ckpt", ".distcp", ".pkl", ".pt", ".pth", ".safetensors", ".tar")
+
+_STAYS = "Files of weights that were there before the run stay as they are: it writes no others in their place."
 
 _WRITES_NOTHING = "{} writes nothing: tensors of a simulated run have no values."
 
@@ -111,7 +116,7 @@ class Contents:
     """
 
     def __init__(self, note: Note, is_ours: Callable[[Any], bool]) -> None:
-        self._note, self._is_ours = note, is_ours
+        self._note, self._is_ours, self._began = note, is_ours, time.time()
         self._kept: dict[str | int, tuple[Any, Any]] = {}  # with the file itself: no other object gets its number
 
     def keep(self, file: Any, found: Any) -> None:
@@ -119,6 +124,36 @@ class Contents:
         self._kept[_place(file)] = file, found
         if self._is_ours(file):
             Path(file).touch()
+
+    def leaves(self, file: Any) -> bool:
+        """Return whether a file is one of weights that was there before this run, and note that it stays."""
+        if not isinstance(file, str | os.PathLike) or not str(file).endswith(_SUFFIXES):
+            return False
+        try:
+            is_older = os.stat(file).st_ctime < self._began
+        except OSError:
+            return False
+        if is_older:
+            self._note(_STAYS)
+        return is_older
+
+    def has(self, file: Any) -> bool:
+        """Return whether this run has saved a file, which it has not written."""
+        return _place(file) in self._kept
+
+    def drop(self, file: Any) -> None:
+        """Forget what a file would hold."""
+        self._kept.pop(_place(file), None)
+
+    def copy(self, file: Any, other: Any) -> None:
+        """Let another file hold what one would hold, if this run has saved it."""
+        if self.has(file):
+            self._kept[_place(other)] = other, self._kept[_place(file)][1]
+
+    def move(self, file: Any, other: Any) -> None:
+        """Let another file hold what one would hold, in its place."""
+        self.copy(file, other)
+        self.drop(file)
 
     def keep_named(self, file: Any, tensors: Mapping[str, Tensor]) -> None:
         """Keep what a safetensors file would hold of named tensors."""
@@ -138,7 +173,7 @@ class Contents:
                 self._kept.pop(_place(f), None)
                 if holds_fake(obj):
                     self._note(_WRITES_NOTHING.format("torch.save"))
-                elif not self._is_ours(f):
+                elif not self._is_ours(f) and not self.leaves(f):
                     return own(obj, f, *args, **options)
                 found = tree_map(
                     lambda leaf: _Saved.of(leaf) if isinstance(leaf, Tensor) and not is_made_of_others(leaf) else leaf,
@@ -159,7 +194,7 @@ class Contents:
         def saving(own: Callable[..., None]) -> Callable[..., None]:
             def save_file(tensors: Mapping[str, Tensor], filename: Any, *args: Any, **options: Any) -> None:
                 self._kept.pop(_place(filename), None)
-                if not holds_fake(tensors):
+                if not holds_fake(tensors) and not self.leaves(filename):
                     return own(tensors, filename, *args, **options)
                 self._note(_WRITES_NOTHING.format("safetensors.torch.save_file"))
                 return self.keep_named(filename, tensors)

@@ -22,6 +22,7 @@ from actbench.tools.script.libraries import (
     packed,
     savedmodels,
     saving,
+    weightfiles,
     zero,
 )
 from actbench.tools.script.libraries.arrivals import Change, combined, on_arrival, rebound, searched_once
@@ -78,6 +79,7 @@ def prepared(
             stack.enter_context(loggers.environment())
             stack.enter_context(data.loaded_here(once, real, batch_size, fetched, ordered))
             stack.enter_context(contents.of_torch())
+            stack.enter_context(weightfiles.files_stay(contents))
             stack.enter_context(loading.nothing_fetched_by_torch(once))
             stack.enter_context(compiler(once))
             stack.enter_context(kernels.unflattened())
