@@ -40,7 +40,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 TABLES = tomllib.loads((HERE / "published_peaks.toml").read_text())
 SETTINGS = runpy.run_path(str(HERE / "published_settings.py"))
-MANY = [tomllib.loads((HERE / name).read_text()) for name in ("published_fms.toml",)]
+MANY = [tomllib.loads((HERE / name).read_text()) for name in ("published_fms.toml", "published_liger.toml")]
 NAME = "published-peaks"
 TITLE = "How close do simulated peaks come to those that others measured on real GPUs?"
 LARGE = 0.05
@@ -120,8 +120,8 @@ def case_of(command: str) -> Case:
 def simulate(rows: Iterable[Row], output: Path) -> None:
     """Simulate the cases of rows that have no record yet, one after the other, in processes of their own."""
     os.chdir(ROOT)  # commands name files from there
-    found = records(output)
-    plan = [Planned(case) for row in rows if (case := case_of(row["command"])) not in found]
+    found, in_order = records(output), sorted(rows, key=lambda row: row.get("unseen", False))  # what is looked at last
+    plan = [Planned(case) for row in in_order if (case := case_of(row["command"])) not in found]
     with MEASURED.opened(NAME, output) as opened:
         command = shlex.join(["benchmarks/published_peaks.py", *sys.argv[1:]])
         summary = runner.run_plan(plan, opened, recipe=NAME, command=command, progress=Told())

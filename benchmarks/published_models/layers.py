@@ -3,7 +3,8 @@
 A name is that of a layer and the size that the benchmark varies: ``layers.py:swiglu_4096``; ``forward`` in it runs no
 backward pass. Each benchmark makes its tensors, and takes the peak of ten runs of forward and backward pass, between
 which gradients are not zeroed; where it says so, the graph stays until the pass ends. Two such runs, which the loss
-makes by itself, have the same peak. Where the benchmark reads values (experts of tokens), they are spread evenly.
+makes by itself, have the same peak. Tensors of layers that multiply nothing have no two dimensions, by which a model is
+known that does. Where the benchmark reads values (experts of tokens), they are spread evenly.
 """
 
 from __future__ import annotations
@@ -89,9 +90,9 @@ def cross_entropy(words: int) -> Held:
     """Return float32 logits of 8 x 2048 tokens."""
 
     def script(held: Any) -> Callable[[], None]:
-        return lambda: F.cross_entropy(held.x, held.target).backward()
+        return lambda: F.cross_entropy(held.x.squeeze(0), held.target).backward()
 
-    return Held(script, x=leaf(16384, words), target=torch.randint(words, (16384,)))
+    return Held(script, x=leaf(1, 16384, words), target=torch.randint(words, (16384,)))
 
 
 def mlp(
@@ -161,8 +162,8 @@ def norm(width: int, *, shape: tuple[int, ...], layer: Callable[[int], nn.Module
     return Held(script, {"norm": layer(width)}, x=leaf(*whole, dtype=dtype), given=torch.randn(whole, dtype=dtype))
 
 
-layer_norm = partial(norm, shape=(4096,), layer=nn.LayerNorm, dtype=torch.float32)
-rms_norm = partial(norm, shape=(2048,), layer=LlamaRMSNorm, dtype=HALF)
+layer_norm = partial(norm, shape=(1, 4096), layer=nn.LayerNorm, dtype=torch.float32)
+rms_norm = partial(norm, shape=(1, 2048), layer=LlamaRMSNorm, dtype=HALF)
 
 
 def group_norm(channels: int) -> Held:
@@ -196,7 +197,7 @@ def added_rms_norm(width: int) -> Held:
 
         return run
 
-    shape = (2048, width)
+    shape = (1, 2048, width)
     return Held(
         script,
         x=leaf(*shape),
@@ -204,7 +205,7 @@ def added_rms_norm(width: int) -> Held:
         given=torch.randn(shape),
         given_too=torch.randn(shape),
         weight=leaf(width),
-        others=torch.randn(3, width),
+        others=torch.randn(3 * width),
     )
 
 
@@ -214,7 +215,7 @@ def rope(length: int, width: int) -> Held:
 
     def script(held: Any) -> Callable[[], None]:
         query, key = held.query.transpose(1, 2), held.key.transpose(1, 2)
-        places = torch.arange(length).float()[None, None, :]
+        places = torch.arange(length, device=held.query.device).float()[None, None, :]
         angles = (held.inverse[None, :, None].float() @ places).transpose(1, 2)
         both = torch.cat((angles, angles), dim=-1)
         cosine, sine = both.cos().to(HALF), both.sin().to(HALF)
@@ -245,18 +246,14 @@ def complex_rope(length: int, width: int) -> Held:
     """Return queries of 32 heads and keys of 8, turned as complex numbers, as in Llama 4."""
     head = width // 32
 
-    def turned(tensor: Tensor, turns: Tensor) -> Tensor:
-        pairs = torch.view_as_complex(tensor.float().reshape(*tensor.shape[:-1], -1, 2))
-        return torch.view_as_real(pairs * turns[:, :, None, :]).flatten(3).type_as(tensor)
-
     def script(held: Any) -> Callable[[], None]:
-        places = torch.arange(length).float()[None, None, :]
+        places = torch.arange(length, device=held.query.device).float()[None, None, :]
         angles = (held.inverse[None, :, None].float() @ places).transpose(1, 2)
         turns = torch.polar(torch.ones_like(angles), angles)
         del angles
 
         def run() -> None:
-            outputs = _both(turned, held.query, held.key, turns)
+            outputs = _both(held.query, held.key, turns)
             torch.autograd.grad(outputs, (held.query, held.key), (held.to_query, held.to_key), retain_graph=True)
 
         return run
@@ -272,7 +269,7 @@ def complex_rope(length: int, width: int) -> Held:
     )
 
 
-def _both(turned: Callable[[Tensor, Tensor], Tensor], query: Tensor, key: Tensor, turns: Tensor) -> tuple[Tensor, ...]:
+def _both(query: Tensor, key: Tensor, turns: Tensor) -> tuple[Tensor, ...]:
     """Return both turned, where the complex forms of both live until both are."""
     pairs = [torch.view_as_complex(each.float().reshape(*each.shape[:-1], -1, 2)) for each in (query, key)]
     wide = turns[:, :, None, :]
@@ -285,25 +282,24 @@ llama4_rope_width = partial(complex_rope, 2048)
 
 
 def divergence(
-    tokens: int, words: int, loss: Callable[[Tensor, Tensor], Tensor], made: Callable[..., Tensor], other: Any
+    tokens: int, words: int, loss: Callable[[Tensor, Tensor], Tensor], made: Callable[..., Tensor]
 ) -> Held:
     """Return a loss between two distributions; the first one's logits get the gradients."""
 
     def script(held: Any) -> Callable[[], None]:
-        given, target = made(held.x, dim=-1), other(held.other, dim=-1)
-        held.other = None
+        given = made(held.x, dim=-1)
 
         def run() -> None:
-            loss(given, target).backward(retain_graph=True)
+            loss(given, held.target).backward(retain_graph=True)
 
         return run
 
-    return Held(script, x=leaf(tokens, words), other=torch.randn(tokens, words))
+    return Held(script, x=leaf(1, tokens, words), target=torch.rand(1, tokens, words))
 
 
 def total_variation(given: Tensor, target: Tensor) -> Tensor:
     """Return half the sum of differences for each token."""
-    return torch.sum(torch.abs(given - target) / 2.0) / len(given)
+    return torch.sum(torch.abs(given - target) / 2.0) / given.shape[-2]
 
 
 def jensen_shannon(given: Tensor, target: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -312,28 +308,28 @@ def jensen_shannon(given: Tensor, target: Tensor, dtype: torch.dtype = torch.flo
     middle = torch.lerp(torch.exp(given), torch.exp(target), 0.5)
     apart = partial(F.kl_div, reduction="none", log_target=True)
     loss = 0.5 * apart(torch.log(middle), target).sum(-1) + 0.5 * apart(torch.log(middle), given).sum(-1)
-    return (loss / len(given)).sum().to(dtype)
+    return (loss / given.shape[-2]).sum().to(dtype)
 
 
 def kl_div(words: int) -> Held:
     """Return torch's KL divergence of 8 x 2048 tokens."""
     loss = partial(F.kl_div, reduction="batchmean")
-    return divergence(16384, words, loss, F.log_softmax, F.softmax)
+    return divergence(16384, words, loss, F.log_softmax)
 
 
 def jsd(words: int) -> Held:
     """Return the Jensen-Shannon divergence of 4 x 2048 tokens."""
-    return divergence(8192, words, jensen_shannon, F.log_softmax, F.log_softmax)
+    return divergence(8192, words, jensen_shannon, F.log_softmax)
 
 
 def jsd_tokens(tokens: int) -> Held:
     """Return the Jensen-Shannon divergence of so many tokens of Llama 3's words."""
-    return divergence(tokens, WORDS, jensen_shannon, F.log_softmax, F.log_softmax)
+    return divergence(tokens, WORDS, jensen_shannon, F.log_softmax)
 
 
 def tvd(words: int) -> Held:
     """Return the total variation distance of 8 x 2048 tokens."""
-    return divergence(16384, words, total_variation, F.softmax, F.softmax)
+    return divergence(16384, words, total_variation, F.softmax)
 
 
 def linear_jsd(tokens: int) -> Held:
@@ -362,7 +358,7 @@ def sparsemax(width: int) -> Held:
     def found(x: Tensor) -> Tensor:
         ordered, _ = torch.sort(x, dim=-1, descending=True)
         summed = torch.cumsum(ordered, dim=-1)
-        places = torch.arange(1, width + 1, dtype=x.dtype)[None, :]
+        places = torch.arange(1, width + 1, dtype=x.dtype, device=x.device)[None, None, :]
         support = 1 + places * ordered > summed
         count = support.sum(dim=-1, keepdim=True).clamp(min=1)
         threshold = ((ordered * support).sum(dim=-1, keepdim=True) - 1) / count
@@ -371,7 +367,7 @@ def sparsemax(width: int) -> Held:
     def script(held: Any) -> Callable[[], None]:
         return backward(lambda: found(held.x), held.given)
 
-    return Held(script, x=leaf(2048, width), given=torch.randn(2048, width))
+    return Held(script, x=leaf(1, 2048, width), given=torch.randn(1, 2048, width))
 
 
 def neighborhood(length: int, *, samples: int, width: int, heads: int) -> Held:
@@ -387,7 +383,7 @@ def neighborhood(length: int, *, samples: int, width: int, heads: int) -> Held:
                 layer(held.x).view(samples, length, heads, head).transpose(1, 2) for layer in held.own[:3]
             )
             scores = torch.matmul(query, key.transpose(-2, -1)) * (1.0 / math.sqrt(head))
-            mask = torch.zeros(length, length, dtype=torch.bool)
+            mask = torch.zeros(length, length, dtype=torch.bool, device=held.x.device)
             scores = scores.masked_fill(~mask, float("-inf"))
             weights = torch.softmax(scores, dim=-1)
             output = torch.matmul(weights, value).transpose(1, 2).contiguous().view(samples, length, width)
@@ -411,21 +407,19 @@ def experts(tokens: int, count: int, *, only: bool = False) -> Held:
 
     def script(held: Any) -> Callable[[], None]:
         into, out = held.into * 0.02, held.out * 0.02
-        shares = torch.softmax(held.shares, dim=-1).to(HALF).detach().requires_grad_()
-        held.shares = None
 
         def found() -> Tensor:
             final = torch.zeros_like(held.x)
             with torch.no_grad():
                 mask = F.one_hot(held.index.long(), num_classes=count).permute(2, 1, 0)
             for place in range(count):
-                rows = torch.arange(tokens * chosen // count)
+                rows = torch.arange(tokens * chosen // count, device=held.x.device)
                 which, token = rows % chosen, rows % tokens
                 current = held.x[token]
                 gate, up = F.linear(current, into[place]).chunk(2, dim=-1)
                 current = F.silu(gate) * up
                 current = F.linear(current, out[place])
-                current = current * shares[token, which, None]
+                current = current * held.shares[token, which, None]
                 final.index_add_(0, token, current.to(final.dtype))
             del mask
             return final
@@ -438,7 +432,7 @@ def experts(tokens: int, count: int, *, only: bool = False) -> Held:
         into=leaf(count, 2 * inner, width, dtype=HALF),
         out=leaf(count, width, inner, dtype=HALF),
         index=torch.randint(count, (tokens, chosen), dtype=torch.int32),
-        shares=torch.randn(tokens, chosen),
+        shares=leaf(tokens, chosen, dtype=HALF),
     )
 
 
@@ -469,13 +463,15 @@ def preference(samples: int, length: int, loss: Callable[[Tensor, Tensor], Tenso
         half = samples // 2
 
         def found() -> Tensor:
-            head = nn.Linear(WIDTH, WORDS, bias=False, dtype=HALF)
-            logits = (held.x @ head.weight.t()).float()
+            head = nn.Linear(WIDTH, WORDS, bias=False, dtype=HALF, device=held.x.device)
+            outputs = held.x @ head.weight.t()
+            logits = outputs.float()
             of_chosen = F.cross_entropy(logits[:half].view(-1, WORDS), held.target[:half].view(-1))
             counted = held.target != -100
             labels = torch.where(held.target == -100, 0, held.target)
             each = torch.gather(logits.log_softmax(-1), 2, labels.unsqueeze(2)).squeeze(2)
             means = (each * counted).sum(-1) / counted.sum(-1)
+            del outputs
             told = loss(means[:half], means[half:])
             logits[:half].detach().mean()
             logits[half:].detach().mean()
@@ -554,11 +550,6 @@ def rewarded(samples: int) -> Held:
     """Return GRPO's loss of 1024 tokens each, with a model of reference; two heads."""
 
     def script(held: Any) -> Callable[[], None]:
-        def chosen(hidden: Tensor, weight: Tensor) -> Tensor:
-            logits = hidden @ weight.t()
-            every = F.log_softmax(logits.float(), dim=-1)
-            return every.gather(-1, held.tokens.unsqueeze(-1)).squeeze(-1)
-
         def found() -> Tensor:
             logits = held.x @ held.weight.t()
             every = F.log_softmax(logits.float(), dim=-1)

@@ -269,7 +269,8 @@ def _read(
         cached=cached,
         communicated=tracker.communicated,
     )
-    kinds.pop(tracker.workspace, None)  # was there before the step, and is no batch
+    for name in tracker.workspaces:  # were there before the step, and are no batch
+        kinds.pop(name, None)
     if watch:
         parts = simulatedstep.Parts(moments, repeating, at_first, peak_at, kinds, (host_updating, host_repeating))
         watch.events = simulatedstep.whole_step(tracker, parts, watch)
