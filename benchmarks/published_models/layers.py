@@ -180,7 +180,11 @@ def torch_rms_norm(width: int) -> Held:
     """Return torch's own norm of 4096 tokens, of which the sum is differentiated."""
 
     def script(held: Any) -> Callable[[], None]:
-        return lambda: held.norm(held.x).sum().backward()
+        def run() -> None:
+            out = held.norm(held.x)
+            out.sum().backward()
+
+        return run
 
     return Held(script, {"norm": nn.RMSNorm(width).to(HALF)}, x=leaf(4096, 1, width, dtype=HALF))
 
@@ -449,7 +453,8 @@ def gated(width: int) -> Held:
         def run() -> None:
             held.x.grad = None
             first, second = torch.chunk(held.x, 2, -1)
-            (F.silu(first) * second).sum().backward()
+            out = F.silu(first) * second
+            out.sum().backward()
 
         return run
 
@@ -457,14 +462,13 @@ def gated(width: int) -> Held:
 
 
 def preference(samples: int, length: int, loss: Callable[[Tensor, Tensor], Tensor]) -> Held:
-    """Return pairs of answers, whose head is made anew in each run; the graph goes after it."""
+    """Return pairs of answers and a head; that of the other implementation is held too."""
 
     def script(held: Any) -> Callable[[], None]:
         half = samples // 2
 
         def found() -> Tensor:
-            head = nn.Linear(WIDTH, WORDS, bias=False, dtype=HALF, device=held.x.device)
-            outputs = held.x @ head.weight.t()
+            outputs = held.x @ held.weight.t()
             logits = outputs.float()
             of_chosen = F.cross_entropy(logits[:half].view(-1, WORDS), held.target[:half].view(-1))
             counted = held.target != -100
@@ -473,14 +477,16 @@ def preference(samples: int, length: int, loss: Callable[[Tensor, Tensor], Tenso
             means = (each * counted).sum(-1) / counted.sum(-1)
             del outputs
             told = loss(means[:half], means[half:])
-            logits[:half].detach().mean()
-            logits[half:].detach().mean()
             return of_chosen - told.mean()
 
         return lambda: found().backward()
 
     return Held(
-        script, x=leaf(samples, length, WIDTH, dtype=HALF), target=torch.randint(WORDS, (samples, length))
+        script,
+        x=leaf(samples, length, WIDTH, dtype=HALF),
+        weight=leaf(WORDS, WIDTH, dtype=HALF),
+        weight_of_other=torch.randn(WORDS, WIDTH, dtype=HALF),
+        target=torch.randint(WORDS, (samples, length)),
     )
 
 
