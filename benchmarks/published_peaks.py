@@ -40,7 +40,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 TABLES = tomllib.loads((HERE / "published_peaks.toml").read_text())
 SETTINGS = runpy.run_path(str(HERE / "published_settings.py"))
-MANY = [tomllib.loads((HERE / name).read_text()) for name in ("published_fms.toml", "published_liger.toml", "published_sdpa.toml")]
+MANY = [
+    tomllib.loads((HERE / name).read_text())
+    for name in ("published_fms.toml", "published_liger.toml", "published_sdpa.toml")
+]
 NAME = "published-peaks"
 TITLE = "How close do simulated peaks come to those that others measured on real GPUs?"
 LARGE = 0.05
@@ -64,8 +67,8 @@ _HEAD = f"""\
 
 {TITLE} `benchmarks/published_peaks.py` makes this page from `benchmarks/published_peaks.toml`, which has the figures
 with their sources, and from the records in [results/{NAME}](../results/{NAME}). To simulate a row again, type
-`actbench measure` and the row's command. Peaks of whole training scripts, which `actbench run` runs as they are, count in
-the table by source, too; their rows stand in [public-scripts.md](public-scripts.md).
+`actbench measure` and the row's command. Peaks of whole training scripts, which `actbench run` runs as they are, count
+in the table by source, too; their rows stand in [public-scripts.md](public-scripts.md).
 
 *Kind* says what was counted: memory **allocated** by torch's tensors (`max_memory_allocated`, or "active" memory);
 memory **reserved** by torch's allocator; or memory of the **device** by `nvidia-smi`, less the context that the source

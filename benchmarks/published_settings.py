@@ -1,8 +1,8 @@
 """Rows of a source that measured the same settings at several batches or sizes.
 
-Its table has ``source``, ``commit``, ``card``, ``kind``, ``seed`` and the ``unit`` of its figures in bytes, if that is not
-one, and for each ``setting`` the file of the source, what was trained and how (or a ``title`` that says it), a ``command``
-with ``{batch}`` in it, and the figure at each batch of one GPU, or at each size that is varied. ``class`` and
+Its table has ``source``, ``commit``, ``card``, ``kind``, ``seed`` and the ``unit`` of its figures in bytes, if that is
+not one, and for each ``setting`` the file of the source, what was trained and how (or a ``title`` that says it), a
+``command`` with ``{batch}`` in it, and the figure at each batch of one GPU, or at each size that is varied. ``class`` and
 ``reason`` are those of ``published_peaks.toml``; ``left_out`` says why there is no command. ``seen`` are batches that
 were simulated before ``seed`` drew the rows that are looked at last; ``commands`` are what they were simulated by then,
 where it is another command.

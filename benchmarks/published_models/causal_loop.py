@@ -1,8 +1,9 @@
 """Causal language models, forward and backward in float16, as transformers measured fused attention.
 
-Transformers 4.45 laid out queries, keys and values of OPT by heads, so what attends is laid out so, too, and is copied for the next
-product. The loop is that of ``masked_lm.py``; what it keeps until the next step has the keys and values, too, since models return
-them unless they are told not to. A name is that of a model and the length: ``causal_loop.py:opt_350m_128``.
+Transformers 4.45 laid out queries, keys and values of OPT by heads, so what attends is laid out so, too, and is copied
+for the next product. The loop is that of ``masked_lm.py``; what it keeps until the next step has the keys and values,
+too, since models return them unless they are told not to. A name is that of a model and the length:
+``causal_loop.py:opt_350m_128``.
 """
 
 from __future__ import annotations

@@ -285,9 +285,7 @@ llama4_rope_length = partial(complex_rope, width=8192)
 llama4_rope_width = partial(complex_rope, 2048)
 
 
-def divergence(
-    tokens: int, words: int, loss: Callable[[Tensor, Tensor], Tensor], made: Callable[..., Tensor]
-) -> Held:
+def divergence(tokens: int, words: int, loss: Callable[[Tensor, Tensor], Tensor], made: Callable[..., Tensor]) -> Held:
     """Return a loss between two distributions; the first one's logits get the gradients."""
 
     def script(held: Any) -> Callable[[], None]:
@@ -507,7 +505,7 @@ cpo = partial(preference, length=1024, loss=contrast)
 
 
 def distilled(tokens: int, loss: Callable[[Tensor, Tensor], Tensor]) -> Held:
-    """Return heads of a student of half the width and of a teacher without gradients, and both of a distillation's losses."""
+    """Return heads of a student of half the width and of a teacher without gradients, and both losses."""
 
     def script(held: Any) -> Callable[[], None]:
         def found() -> Tensor:
