@@ -212,6 +212,11 @@ def _summary(measured: Measured, grouped: Mapping[str, Measured]) -> Iterator[st
         yield _line(source, *_spread(errors))
         if drawn:
             yield _line("of these, drawn before any was simulated and looked at last", *_spread(drawn))
+    whole, drawn = _errors([pair for pair in measured if pair[0].get("whole", True)])
+    whole += [error for _, errors, _ in scripts for error in errors]
+    drawn += [error for _, _, errors in scripts for error in errors]
+    yield _line("**Whole models: all but layers and losses alone**", *_spread(whole))
+    yield _line("of these, drawn before any was simulated and looked at last", *_spread(drawn))
     known, _ = _errors([pair for pair in measured if is_known(pair[0])])
     yield _line("**Rows whose setting is known**", *_spread(known))
     expressed, _ = _errors([pair for pair in measured if pair[0]["class"] in ("agrees", "ours")])

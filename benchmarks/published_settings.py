@@ -1,11 +1,11 @@
 """Rows of a source that measured the same settings at several batches or sizes.
 
-Its table has ``source``, ``commit``, ``card``, ``kind``, ``seed`` and the ``unit`` of its figures in bytes, if that is
-not one, and for each ``setting`` the file of the source, what was trained and how (or a ``title`` that says it), a
-``command`` with ``{batch}`` in it, and the figure at each batch of one GPU, or at each size that is varied. ``class`` and
-``reason`` are those of ``published_peaks.toml``; ``left_out`` says why there is no command. ``seen`` are batches that
-were simulated before ``seed`` drew the rows that are looked at last; ``commands`` are what they were simulated by then,
-where it is another command.
+Its table has ``source``, ``commit``, ``card``, ``kind``, ``seed``, the ``unit`` of its figures in bytes, if that is not
+one, and ``parts`` if it is of layers alone. For each ``setting`` it has the file of the source, what was trained and
+how (or a ``title`` that says it), a ``command`` with ``{batch}`` in it, and the figure at each batch of one GPU, or at
+each size that is varied. ``class`` and ``reason`` are those of ``published_peaks.toml``; ``left_out`` says why there is
+no command. ``seen`` are batches that were simulated before ``seed`` drew the rows that are looked at last; ``commands``
+are what they were simulated by then, or what those that were drawn keep, where it is another command.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ def rows(table: Table) -> list[dict[str, Any]]:
             "unstated": [],
             "command": setting.get("commands", {}).get(batch) or setting["command"].format(batch=batch),
             "unseen": (place, batch) in drawn,
+            "whole": not table.get("parts", False),
             **({"reason": setting["reason"]} if "reason" in setting else {}),
         }
         for place, setting in enumerate(table["setting"])

@@ -1,8 +1,11 @@
 """Causal language models, forward and backward in float16, as transformers measured fused attention.
 
 Transformers 4.45 laid out queries, keys and values of OPT by heads, so what attends is laid out so, too, and is copied
-for the next product. The loop is that of ``masked_lm.py``; what it keeps until the next step has the keys and values,
-too, since models return them unless they are told not to. A name is that of a model and the length:
+for the next product. Transformers 4.41 returned GPT-NeoX's keys in float32, in which they are turned, and values as
+views of the product of queries, keys and values; each block held a causal mask of all places.
+
+The loop is that of ``masked_lm.py``; what it keeps until the next step has the keys and values, too, since models
+return them unless they are told not to. A name is that of a model and the length:
 ``causal_loop.py:opt_350m_128``.
 """
 
@@ -11,9 +14,10 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from masked_lm import _batch, loss, sgd
 from torch import Tensor, nn
-from transformers import AttentionInterface, GPTNeoXConfig, GPTNeoXForCausalLM, OPTConfig, OPTForCausalLM
+from transformers import AttentionInterface, DynamicCache, GPTNeoXConfig, GPTNeoXForCausalLM, OPTConfig, OPTForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 
@@ -42,6 +46,32 @@ def pythia_410m(length: int) -> Any:
         max_position_embeddings=2048,
     )
     return build(GPTNeoXForCausalLM, config, length)
+
+
+class Kept(DynamicCache):
+    """A cache that keeps keys in float32, and values as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[tuple[Tensor, Tensor]] = []
+
+    def update(self, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Keep the keys and values of a block, and return them."""
+        self.kept.append((key.float(), value))
+        return key, value
+
+
+def cached(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Return the sum of the logits, and keep the outputs, with the cache, as the loop's variable does."""
+    return loss(module, {**batch, "past_key_values": Kept()})  # type: ignore[dict-item]
+
+
+def pythia_410m_kept(length: int) -> Any:
+    """Return Pythia 410M with the cache and the masks of transformers 4.41."""
+    model, batches, _, optimizer = pythia_410m(length)
+    for layer in model.gpt_neox.layers:
+        layer.attention.register_buffer("bias", torch.ones(1, 1, 2048, 2048, dtype=torch.bool))
+    return model, batches, cached, optimizer
 
 
 def opt_350m(length: int) -> Any:
