@@ -40,7 +40,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 TABLES = tomllib.loads((HERE / "published_peaks.toml").read_text())
 SETTINGS = runpy.run_path(str(HERE / "published_settings.py"))
-MANY = [tomllib.loads((HERE / name).read_text()) for name in ("published_fms.toml",)]
+MANY = [
+    tomllib.loads((HERE / name).read_text())
+    for name in ("published_fms.toml", "published_liger.toml", "published_sdpa.toml")
+]
 NAME = "published-peaks"
 TITLE = "How close do simulated peaks come to those that others measured on real GPUs?"
 LARGE = 0.05
@@ -64,7 +67,8 @@ _HEAD = f"""\
 
 {TITLE} `benchmarks/published_peaks.py` makes this page from `benchmarks/published_peaks.toml`, which has the figures
 with their sources, and from the records in [results/{NAME}](../results/{NAME}). To simulate a row again, type
-`actbench measure` and the row's command.
+`actbench measure` and the row's command. Peaks of whole training scripts, which `actbench run` runs as they are, count
+in the table by source, too; their rows stand in [public-scripts.md](public-scripts.md).
 
 *Kind* says what was counted: memory **allocated** by torch's tensors (`max_memory_allocated`, or "active" memory);
 memory **reserved** by torch's allocator; or memory of the **device** by `nvidia-smi`, less the context that the source
@@ -120,7 +124,8 @@ def case_of(command: str) -> Case:
 def simulate(rows: Iterable[Row], output: Path) -> None:
     """Simulate the cases of rows that have no record yet, one after the other, in processes of their own."""
     os.chdir(ROOT)  # commands name files from there
-    plan = [Planned(case_of(row["command"])) for row in rows]
+    found, in_order = records(output), sorted(rows, key=lambda row: row.get("unseen", False))  # what is looked at last
+    plan = [Planned(case) for row in in_order if (case := case_of(row["command"])) not in found]
     with MEASURED.opened(NAME, output) as opened:
         command = shlex.join(["benchmarks/published_peaks.py", *sys.argv[1:]])
         summary = runner.run_plan(plan, opened, recipe=NAME, command=command, progress=Told())
@@ -199,22 +204,61 @@ Measured = Sequence[tuple[Row, Measurement]]
 def _summary(measured: Measured, grouped: Mapping[str, Measured]) -> Iterator[str]:
     yield "| Source | Rows | Median error | Worst error | Rows above 5 % | Within 3 % |"
     yield "| --- | ---: | ---: | ---: | ---: | ---: |"
-    for source, rows in [*grouped.items(), ("**All**", measured)]:
-        yield _line(source, *_spread(rows))
-        if drawn := [pair for pair in rows if pair[0].get("unseen")]:
+    scripts = list(_of_scripts())
+    rows = [(source, *_errors(pairs)) for source, pairs in grouped.items()]
+    every = [error for _, errors, _ in [*rows, *scripts] for error in errors]
+    unseen = [error for _, _, errors in [*rows, *scripts] for error in errors]
+    for source, errors, drawn in [*rows, *scripts, ("**All**", every, unseen)]:
+        yield _line(source, *_spread(errors))
+        if drawn:
             yield _line("of these, drawn before any was simulated and looked at last", *_spread(drawn))
-    yield _line("**Rows whose setting is known**", *_spread([pair for pair in measured if is_known(pair[0])]))
-    expressed = [(row, each) for row, each in measured if row["class"] in ("agrees", "ours")]
+    whole, drawn = _errors([pair for pair in measured if pair[0].get("whole", True)])
+    whole += [error for _, errors, _ in scripts for error in errors]
+    drawn += [error for _, _, errors in scripts for error in errors]
+    yield _line("**Whole models: all but layers and losses alone**", *_spread(whole))
+    yield _line("of these, drawn before any was simulated and looked at last", *_spread(drawn))
+    known, _ = _errors([pair for pair in measured if is_known(pair[0])])
+    yield _line("**Rows whose setting is known**", *_spread(known))
+    expressed, _ = _errors([pair for pair in measured if pair[0]["class"] in ("agrees", "ours")])
     yield _line("**Classes agrees and ours: what can be expressed, of the same software**", *_spread(expressed))
-    yield ""
+    yield "\nRows whose setting is known, and classes, are of the tables below.\n"
 
 
-def _spread(rows: Measured) -> tuple[str, ...]:
-    errors = [error(row, each) for row, each in rows]
+Errors = list[float]
+
+
+def _errors(rows: Measured) -> tuple[Errors, Errors]:
+    """Return the errors of rows, and of those that are looked at last."""
+    return (
+        [error(row, each) for row, each in rows],
+        [error(row, each) for row, each in rows if row.get("unseen")],
+    )
+
+
+def _of_scripts() -> Iterator[tuple[str, Errors, Errors]]:
+    """Yield the sources of scripts whose authors published peaks, with the errors, and those that are looked at last.
+
+    A script has one: of what was allocated, or of what was reserved where no script of the source has the other.
+    """
+    folder = str(HERE / "public")
+    sys.path.insert(0, folder)
+    public = runpy.run_path(str(HERE / "public" / "scripts.py"))
+    sys.path.remove(folder)
+    for name, table in public["sources"]().items():
+        found, drawn = public["results"](name), public["unseen"](table)
+        kind = "allocated" if any("allocated_mib" in script for script in table["script"]) else "reserved"
+        errors = {each["name"]: public["error"](each, found.get(each["name"], {}), kind) for each in table["script"]}
+        known = {script: off for script, off in errors.items() if off is not None}
+        if known:
+            title = f"{table['repository']}, scripts as they are ([{name}](public-scripts.md#{name}))"
+            yield title, list(known.values()), [off for script, off in known.items() if script in drawn]
+
+
+def _spread(errors: Errors) -> tuple[str, ...]:
     worst = max(errors, key=abs)
     large = sum(abs(each) > LARGE for each in errors)
     share = sum(abs(each) <= SMALL for each in errors) / len(errors)
-    return str(len(rows)), f"{statistics.median(map(abs, errors)):.1%}", f"{worst:+.1%}", str(large), f"{share:.0%}"
+    return str(len(errors)), f"{statistics.median(map(abs, errors)):.1%}", f"{worst:+.1%}", str(large), f"{share:.0%}"
 
 
 def _section(source: str, rows: Measured) -> Iterator[str]:

@@ -7,6 +7,7 @@ early 2024 cast logits to float32 and kept them in a variable until the next ste
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, MistralConfig
 
 HERE = Path(__file__).parent
@@ -60,7 +62,36 @@ def _santacoder() -> Any:
     return AutoConfig.from_pretrained(HERE / "santacoder")
 
 
+class Recomputed:
+    """A layer that torch's reentrant checkpoint runs, as transformers called layers until 4.50: around FSDP's unit."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+    def __call__(self, hidden: Tensor, **others: Any) -> Tensor:
+        """Return what the layer returns; hidden states that come from frozen words get gradients."""
+        given = hidden if hidden.requires_grad else hidden.detach().requires_grad_(torch.is_grad_enabled())
+        found: Tensor = checkpoint(partial(self.layer, **others), given, use_reentrant=True)
+        return found
+
+
+class Layers(nn.ModuleList):
+    """Layers that are recomputed where a model runs all of them; FSDP finds and replaces them as usual."""
+
+    def __getitem__(self, place: Any) -> Any:
+        """Return a layer, or those of a slice to run."""
+        return [Recomputed(layer) for layer in self] if isinstance(place, slice) else super().__getitem__(place)
+
+
+def recomputed(made: Callable[[], Any]) -> Any:
+    """Return what ``made`` returns, with layers that are recomputed."""
+    model, *others = made()
+    model.model.layers = Layers(model.model.layers)
+    return model, *others
+
+
 mistral_7b_copied = partial(build, MistralConfig, 4096, inside=copied)
+mistral_7b_copied_recomputed = partial(recomputed, mistral_7b_copied)
 santacoder_copied = partial(build, _santacoder, 2048, inside=partial(copied, dtype=None))
 llama_2_7b_kept = partial(build, LlamaConfig, 2048, torch.float32)
 llama_2_7b_kept_bf16 = partial(build, LlamaConfig, 2048)

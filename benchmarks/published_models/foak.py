@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from causal_lm import _batch, _santacoder, adamw, build, copied
+from causal_lm import _batch, _santacoder, adamw, build, copied, recomputed
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, MistralConfig
 
@@ -87,3 +87,9 @@ llama_3_8b_fused_fp16 = partial(old, _llama_3_8b, 4096, fused, torch.float16)
 llama_3_8b_fused_fp32 = partial(old, _llama_3_8b, 4096, fused, torch.float32)
 powerlm_3b_copied = partial(old, _powerlm_3b, 4096, copied)
 powerlm_3b_fused = partial(old, _powerlm_3b, 4096, fused)
+
+mistral_7b_fused_448_recomputed = partial(recomputed, mistral_7b_fused_448)
+mistral_7b_fused_recomputed = partial(recomputed, mistral_7b_fused)
+llama_3_8b_fused_recomputed = partial(recomputed, llama_3_8b_fused)
+powerlm_3b_copied_recomputed = partial(recomputed, powerlm_3b_copied)
+powerlm_3b_fused_recomputed = partial(recomputed, powerlm_3b_fused)

@@ -51,6 +51,11 @@ SAMPLE = (  # small and quick, of all sources
     "roberta-base -b 128",
     "./benchmarks/published_models/masked_lm.py:bert_sdpa_256 -b 4",
     "./benchmarks/published_models/masked_lm.py:albert_eager_256 -b 2",
+    "./benchmarks/published_models/causal_loop.py:opt_350m_128 -b 1",
+    "./benchmarks/published_models/layers.py:rope_width_512",
+    "./benchmarks/published_models/layers.py:sparsemax_8192",
+    "./benchmarks/published_models/layers.py:torch_rms_norm_1024",
+    "./benchmarks/published_models/layers.py:tiled_swiglu_1024",
     "resnet50 -b 64",
 )
 
@@ -105,6 +110,29 @@ def test_the_third_looked_at_last_is_drawn_of_all_that_was_not_seen(table: dict[
     }
 
 
+def test_a_setting_may_have_a_title_a_card_and_another_unit(table: dict[str, Any]) -> None:
+    setting = {"where": "f", "title": "norm of {batch}", "card": "d", "gpus": 1, "command": "m -b {batch}"}
+    made = {
+        "source": "s",
+        "kind": "allocated",
+        "seed": 1,
+        "unit": 2**20,
+        "setting": [{**setting, "peaks": {"8": 512.0}}],
+    }
+
+    (row,) = table["SETTINGS"]["rows"](made)
+
+    assert (row["setting"], row["device"], row["published_gib"]) == ("norm of 8", "1 x d", 0.5)
+
+
+def test_scripts_count_in_the_table_by_source() -> None:
+    told = [line for line in PAGE.splitlines() if "scripts as they are" in line]
+
+    assert {line.partition("](public-scripts.md#")[2].partition(")")[0] for line in told} >= {"peft", "modded-nanogpt"}
+    rows = re.findall(r"^\| (?!of these|\*\*)[^|]*\| (\d+) \| [\d.]+% \|", PAGE, re.MULTILINE)
+    assert f"| **All** | {sum(map(int, rows))} |" in PAGE
+
+
 def test_every_large_error_has_its_reason(table: dict[str, Any], found: list[tuple[Any, Measurement]]) -> None:
     for row, measured in found:
         error = table["error"](row, measured)
@@ -148,8 +176,8 @@ def test_a_figure_without_a_command_says_what_is_missing(table: dict[str, Any]) 
 def test_most_published_peaks_are_met(table: dict[str, Any], found: list[tuple[Any, Measurement]]) -> None:
     known = [table["error"](row, measured) for row, measured in found if not row["unstated"]]
 
-    assert len(found) >= 170
-    assert statistics.median(map(abs, known)) <= 0.02
+    assert len(found) >= 500
+    assert statistics.median(map(abs, known)) <= 0.01
 
 
 def test_commands_are_those_of_the_command_line(table: dict[str, Any]) -> None:

@@ -85,7 +85,7 @@ def test_the_peak_of_the_backward_pass_has_the_workspace_unless_it_is_left_out(k
 
     matrices = sum(p.numel() for p in kind(WIDTH, HIDDEN, num_layers=2).parameters() if p.dim() == 2)
 
-    of_cublas = Workspaces(CARD).kept_bytes
+    of_cublas = sum(Workspaces(CARD).kept.values())
     workspace = rounded(matrices + WORKED_ON[kind] * 2 * ROWS * HIDDEN)
     assert peak(workspaces=True) - peak(workspaces=False) == workspace + of_cublas
 

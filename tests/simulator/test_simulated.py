@@ -62,7 +62,7 @@ def test_the_peak_of_many_rows_is_in_the_backward_of_the_last_layer(meter, mlp, 
     tensors = 3 * wide + 2 * narrow  # GELU's input, output and its gradient; the batch and the output's gradient
     last_layer = (HIDDEN * WIDTH + WIDTH) * FLOAT  # its gradients
     ends = 2 * rounded(meter, FLOAT)  # loss and its gradient
-    more = Workspaces(meter.profile).kept_bytes + sum_buffer(meter)
+    more = sum(Workspaces(meter.profile).kept.values()) + sum_buffer(meter)
     assert reading.peak_bytes == WEIGHTS + tensors + last_layer + ends + more
 
 
@@ -79,7 +79,7 @@ def test_foreach_makes_temporaries_of_the_whole_model(step_of) -> None:
     small = 32 * 1024  # batch, loss, one row of output for each layer
     # root and denominator of one parameter, and the denominator of the one before
     assert held + 3 * weight <= peaks["cpu"] <= held + 3 * weight + small
-    held += Workspaces(profile("cuda-16gib")).kept_bytes
+    held += sum(Workspaces(profile("cuda-16gib")).kept.values())
     assert held + layers * weight <= peaks["cuda-16gib"] <= held + layers * weight + small
 
 
@@ -164,7 +164,7 @@ def test_the_peak_is_told_with_what_fills_it(meter, mlp, step_of, count: int, op
         assert parts.gradients_bytes == last_layer
         assert parts.activation_bytes == 2 * wide + rounded(meter, FLOAT)  # GELU's input and output, the loss
         on_their_way = wide + count * WIDTH * FLOAT + rounded(meter, FLOAT)
-        assert parts.temporary_bytes == on_their_way + Workspaces(meter.profile).kept_bytes + sum_buffer(meter)
+        assert parts.temporary_bytes == on_their_way + sum(Workspaces(meter.profile).kept.values()) + sum_buffer(meter)
 
 
 def test_a_peak_in_the_forward_pass_is_told(meter, step_of) -> None:

@@ -360,3 +360,19 @@ def test_what_a_kernel_of_torch_takes(name: str) -> None:
 
 def test_a_cuda_device_converts_each_element() -> None:
     assert CUDA(aten.mul.Tensor, (X > 1, X), X) == 0
+
+
+def test_many_long_rows_are_sorted_beside_their_tensor_on_cuda() -> None:
+    """As an RTX 3090 had 704 MiB for sparsemax of 2048 x 8192 rows, and 328 MiB of half as long ones."""
+    for rows, length, more in ((2048, 8192, 4 + 8 + 8), (2048, 4096, 0), (16, 8192, 0)):
+        x = torch.empty(rows, length, device="meta")
+        assert CUDA(aten.sort.default, (x, -1, True), torch.sort(x, -1)) == more * x.numel()
+
+
+def test_the_gradient_of_a_sum_is_copied_for_rms_norm_on_cuda() -> None:
+    """As an H100 had 40 MiB, five tensors, for the norm of 4096 x 1024 numbers of 16 bits."""
+    x, scale = torch.empty(32, 64, device="meta"), torch.empty(32, 1, device="meta")
+    args = (_grad_of(x), x, [64], scale, torch.empty(64, device="meta"), [True, True])
+
+    assert CUDA(aten._fused_rms_norm_backward.default, args, x) == x.numel() * 4
+    assert CUDA(aten._fused_rms_norm_backward.default, (x, *args[1:]), x) == 0

@@ -24,8 +24,8 @@ from actbench.units import KIB, MIB
 # as :4096:8 and :4096:2:16:8 would ask for: defaults of aten/src/ATen/cuda/CublasHandlePool.cpp
 _LARGE, _SMALL = 32 * MIB, 8320 * KIB
 _OF_LT: Final = MIB
-_THREADS = 2
-"""Those of the forward and of the backward pass, each with a handle of cuBLAS."""
+_PASSES: Final = ("forward", "backward")
+"""Each runs in a thread with a handle of cuBLAS, and of cuBLASLt, of its own."""
 
 CACHE, CONFIG = "TORCH_CUBLAS_WORKSPACE_CACHE", "CUBLAS_WORKSPACE_CONFIG"
 LT_SIZE, UNIFIED = "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"
@@ -98,11 +98,21 @@ class Workspaces:
         return _Sizes(of_cublas, of_lt, keeps, keeps and _SWITCH.get(told.get(UNIFIED, ""), does.shares))
 
     @property
-    def kept_bytes(self) -> int:
-        """Bytes that stay from the first step on: those of both threads, and cuBLASLt's of the forward pass."""
+    def kept(self) -> Mapping[str, int]:
+        """Sizes of what cuBLAS keeps once both passes have multiplied, by the passes: each has a thread."""
+        are_kept = self.are_counted and self._sizes.are_kept and self._sizes.of_cublas
+        return dict.fromkeys(_PASSES, self._sizes.of_cublas) if are_kept else {}
+
+    def kept_by(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, *, in_backward: bool
+    ) -> Mapping[str, int]:
+        """Return the size of the workspace that a product keeps, by the library and the pass that it is of."""
         if not self.are_counted or not self._sizes.are_kept:
-            return 0
-        return _THREADS * self._sizes.of_cublas + (0 if self._sizes.are_shared else self._sizes.of_lt)
+            return {}
+        of_pass = _PASSES[in_backward]
+        if not self._sizes.are_shared and _runs_by_lt(func.overloadpacket, args, kwargs, result):
+            return {f"cuBLASLt, {of_pass}": self._sizes.of_lt}
+        return {of_pass: self._sizes.of_cublas} if self._sizes.of_cublas else {}
 
     def product_bytes(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
         """Return the bytes that an operator allocates for the libraries and frees before it returns."""

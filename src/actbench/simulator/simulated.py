@@ -270,7 +270,8 @@ def _read(
         cached=cached,
         communicated=tracker.communicated,
     )
-    kinds.pop(tracker.workspace, None)  # was there before the step, and is no batch
+    # workspaces were there before the step, and are no batch
+    kinds = dict(filter(lambda each: each[0] not in tracker.workspaces, kinds.items()))
     if watch:
         parts = simulatedstep.Parts(moments, repeating, at_first, peak_at, kinds, (host_updating, host_repeating))
         watch.events = simulatedstep.whole_step(tracker, parts, watch)

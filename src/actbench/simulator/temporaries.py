@@ -225,6 +225,21 @@ def _layer_norm_backward(args: Any, result: Any) -> int:
     return uncontiguous(*args[:2])
 
 
+_SHORT_ROW, _MANY_ROWS, _PLACE_BYTES = 4096, 128, 8
+
+
+def _rows_sorted(args: Any, result: Any) -> int:
+    """Many long rows are sorted by CUB: their places the other way round, and values and places a second time.
+
+    Short rows are sorted in the result. What few long rows take was not read, and does not count.
+    """
+    x: Tensor = args[0]
+    dim = args[1] if len(args) > 1 and type(args[1]) is int else -1
+    length = x.shape[dim] if x.dim() else 1
+    is_by_cub = length > _SHORT_ROW and x.numel() // length >= _MANY_ROWS
+    return bytes_of(x) + 2 * x.numel() * _PLACE_BYTES if is_by_cub and x.stride(dim) == 1 else 0
+
+
 _BOTH: Mapping[Any, Formula] = {
     **ownkernels.EVERYWHERE,
     **dict.fromkeys((aten.mse_loss.default, aten.smooth_l1_loss.default, aten.huber_loss.default), _reduced),
@@ -258,9 +273,12 @@ _CPU: Mapping[Any, Formula] = {
 _CUDA: Mapping[Any, Formula] = {
     **_BOTH,
     **dict.fromkeys((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), copied_bytes),
+    **dict.fromkeys((aten.sort.default, aten.sort.stable), _rows_sorted),
     aten._softmax_backward_data.default: _softmax_backward,
     aten.native_layer_norm.default: _input_copied,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten._fused_rms_norm.default: _input_copied,
+    aten._fused_rms_norm_backward.default: _layer_norm_backward,
     aten._scaled_dot_product_flash_attention_backward.default: _flash_attention_backward,
     aten._scaled_dot_product_efficient_attention_backward.default: _efficient_attention_backward,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple, Self
 
@@ -70,7 +70,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         peak_at: How many events there were when the peak was reached.
         host: The same of storages in host memory that are left out.
         communicated: What collectives read and write, and what FSDP2 gathers.
-        workspace: Name of the workspaces that stay; -1 while there are none.
+        workspaces: Names of the workspaces that stay.
     """
 
     supports_higher_order_operators = True
@@ -98,7 +98,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.rounding = rounding
         self.host_is_free = host_is_free
         self._temporaries = temporaries
-        self._workspaces, self.workspace = workspaces, -1
+        self._workspaces, self._kept = workspaces, set[str]()
+        self.workspaces: set[int] = set()
         self._observe = observe
         self._made = made
         self._known: dict[int, Event] = {}
@@ -137,9 +138,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._settle()
         if asks_device(func, args):
             return args[0].device
-        if func in OF_MATRICES:
-            self.keep_workspaces()
         result = func(*args, **(kwargs or {}))
+        if func in OF_MATRICES:
+            in_backward = torch._C._current_graph_task_id() >= 0
+            self._keep(self._workspaces.kept_by(func, args, kwargs or {}, result, in_backward=in_backward))
         untold.leave(func, args, result)
         if self._observe is not None:
             self._observe(func, args, kwargs or {}, result)
@@ -169,12 +171,18 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented if is_whole else kernel(*args, **kwargs)
 
     def keep_workspaces(self) -> None:
-        """Count the workspaces that stay from now on."""
-        if self.workspace < 0 and (kept := self._workspaces.kept_bytes):
-            self.workspace = self._name()
-            self.events.append((self.workspace, kept))
-            self._live_bytes += kept
-            self._raise_peak()
+        """Count the workspaces of cuBLAS that stay, those of both passes, from now on."""
+        self._keep(self._workspaces.kept)
+
+    def _keep(self, sizes: Mapping[str, int]) -> None:
+        """Count the workspaces of these names and sizes, of which each stays from the first product on."""
+        for name, size in sizes.items():
+            if name not in self._kept:
+                self._kept.add(name)
+                self.workspaces.add(label := self._name())
+                self.events.append((label, size))
+                self._live_bytes += size
+                self._raise_peak()
 
     def _settle(self) -> None:
         """Count what replaces a tensor only now, when that is freed, if nobody else refers to it."""

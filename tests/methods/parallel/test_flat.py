@@ -59,9 +59,10 @@ def test_frozen_parameters_of_a_flat_one_have_gradients() -> None:
         return nn.Sequential(Adapted(), Adapted(), Adapted())
 
     matrix = FLOAT * WIDTH * WIDTH
-    flat, separate = (read(net(), f"{name}:8", WIDTH, torch.optim.SGD) for name in ("fsdp1", "fsdp"))
+    specs = ("fsdp1:8", "fsdp:8", "fsdp1:8,adapters=apart")
+    flat, separate, apart = (read(net(), spec, WIDTH, torch.optim.SGD) for spec in specs)
 
-    assert separate.gradients_bytes == 3 * matrix // 8
+    assert separate.gradients_bytes == apart.gradients_bytes == 3 * matrix // 8
     assert flat.gradients_bytes == 6 * matrix // 8
     assert flat.peak_bytes >= separate.peak_bytes + matrix
 

@@ -3,6 +3,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar, Literal
 
+from torch import nn
+
 from actbench.errors import ConversionError
 from actbench.methods.parallel.fsdp import FullySharded
 from actbench.scheme.card import Card
@@ -28,6 +30,8 @@ class Fsdp1(FullySharded):
         reduce: The type in which gradients are added up where ``mixed`` is given: fp32, or the same as ``mixed``.
         prefetch: When the next block is gathered in the backward pass: before the gradients of the one that runs are
             computed (pre), after that (post), or not before it runs (none).
+        adapters: Whether trained modules of frozen blocks lie in the vectors of these (together), or each has one of
+            its own (apart), as peft's policy for FSDP has it: then frozen parameters have no gradients.
     """
 
     name: ClassVar[str] = "fsdp1"
@@ -40,6 +44,7 @@ class Fsdp1(FullySharded):
     variants: ClassVar[tuple[str, ...]] = ()  # fsdp is tried
 
     prefetch: Literal["pre", "post", "none"] = "pre"
+    adapters: Literal["together", "apart"] = "together"
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Flatten the parameters of the model, block by block, and share them out.
@@ -59,10 +64,17 @@ class Fsdp1(FullySharded):
         orders = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST}
         whole = flattened(
             setup.module,
-            units,
+            [*units, *self._adapters(setup.module)],
             self._mesh(setup),
             precision=MixedPrecision(**self._types) if self._types else None,
             prefetch=orders.get(self.prefetch),
         )
         divided = self._divided(setup, whole, units, "parts of flat parameters")
         return replace(divided, make_optimizer=setup.make_optimizer and on_pieces(setup.make_optimizer, self.spec))
+
+    def _adapters(self, module: nn.Module) -> list[nn.Module]:
+        """Return the trained modules without others in them that are units of their own."""
+        if self.adapters == "together":
+            return []
+        alone = ((each, list(each.parameters())) for each in module.modules() if not list(each.children()))
+        return [each for each, own in alone if own and all(parameter.requires_grad for parameter in own)]

@@ -364,7 +364,7 @@ class Simulation(Displayed):
             communicated=self.tracker.communicated,
             moved=self.moved,
             earlier=self.steps.done,
-            workspace=self.tracker.workspace,
+            workspaces=self.tracker.workspaces,
             cached=self._cached,
             engines=self._engines,
             trains=self.steps.trains,
@@ -411,7 +411,7 @@ class Simulation(Displayed):
             origins=self.lines.origins,
             used=None if self._inductor is not None and self._inductor.has_run else self._used,
             accumulated=self._accumulated,
-            others=others | {self.tracker.workspace},
+            others=others | self.tracker.workspaces,
         )
         if reserved_bytes is None:
             return found

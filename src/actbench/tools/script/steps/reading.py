@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -188,7 +188,7 @@ def measurement(
     communicated: Communicated | None = None,
     moved: Set[int] = frozenset(),
     earlier: Sequence[Step] = (),
-    workspace: int = -1,
+    workspaces: Collection[int] = (),
     cached: Set[int] = frozenset(),
     engines: Set[int] = frozenset(),
     trains: bool = True,
@@ -207,7 +207,7 @@ def measurement(
         communicated: What collectives read and write.
         moved: Names of storages that were moved to the card.
         earlier: The steps before it.
-        workspace: Name of the workspace of matrix products; -1 for none.
+        workspaces: Names of the workspaces of matrix products that stay.
         cached: Names of what caches of keys and values held.
         engines: Names of what engines of inference take of the card.
         trains: Whether anything is trained; else the step is all that the script did.
@@ -229,7 +229,8 @@ def measurement(
     kinds |= {name: "weights" for name in found.copies_apart if kinds.get(name) == "saved"}
     kept = _kept(events, [each for each in earlier if each.ended <= step.begun], origins)
     kinds |= {name: "kept" for name in kept if kinds.get(name) == "batch" and name not in moved}
-    kinds.pop(workspace, None)  # was there before the step, and is no batch
+    for name in workspaces:  # were there before the step, and are no batch
+        kinds.pop(name, None)
     before = list(alive(events[: step.begun]).items())
     copied = sum(amount for name, amount in before if name in found.copies and kinds.get(name) == "weights")
     shift = len(before) - step.begun
