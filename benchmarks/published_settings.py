@@ -1,7 +1,8 @@
-"""Rows of a source that measured the same settings at several batches.
+"""Rows of a source that measured many settings, or the same settings at several batches.
 
 Its table has ``source``, ``commit``, ``card``, ``kind`` and ``seed``, and for each ``setting`` the file of the source,
-what was trained and how, a ``command`` with ``{batch}`` in it, and the bytes at each batch of one GPU. ``class`` and
+what was trained and how (or a ``title``), a ``command`` with ``{batch}`` in it, and the figure at each batch of one GPU:
+in bytes, or in ``unit`` bytes of the table, which ``detail`` names. ``class`` and
 ``reason`` are those of ``published_peaks.toml``; ``left_out`` says why there is no command. ``seen`` are batches that
 were simulated before ``seed`` drew the rows that are looked at last; ``commands`` are what they were simulated by then,
 where it is another command.
@@ -26,14 +27,14 @@ def rows(table: Table) -> list[dict[str, Any]]:
             "source": table["source"],
             "where": setting["where"],
             "setting": _title(setting, batch),
-            "device": f"{setting['gpus']} x {table['card']}",
+            "device": f"{setting['gpus']} x {table['card']}" if "gpus" in setting else table["card"],
             "kind": table["kind"],
-            "published_gib": found / GIB,
+            "published_gib": found * table.get("unit", 1) / GIB,
             "class": setting.get("class", "agrees"),
             "unstated": [],
             "command": setting.get("commands", {}).get(batch) or setting["command"].format(batch=batch),
             "unseen": (place, batch) in drawn,
-            **({"reason": setting["reason"]} if "reason" in setting else {}),
+            **{name: each[name] for each in (table, setting) for name in ("detail", "reason") if name in each},
         }
         for place, setting in enumerate(table["setting"])
         if "command" in setting
@@ -62,6 +63,8 @@ def left_out(table: Table) -> Iterator[str]:
 
 
 def _title(setting: Table, batch: str) -> str:
+    if "title" in setting:
+        return str(setting["title"])
     model = setting["model"].rpartition("/")[2]
     told = [f"{model}, {batch} x {setting['length']} tokens, {setting['dtype']}, adamw", setting["method"]]
     told += [f"framework {setting['framework']}"] if setting["framework"] != "none" else []
