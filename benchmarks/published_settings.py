@@ -2,7 +2,7 @@
 
 Its table has ``source``, ``commit``, ``card``, ``kind`` and ``seed``, and for each ``setting`` the file of the source,
 what was trained and how (or a ``title``), a ``command`` with ``{batch}`` in it, and the figure at each batch of one GPU:
-in bytes, or in ``unit`` bytes of the table, which ``detail`` names. ``class`` and
+in bytes, or in ``unit`` bytes of the table or setting, which ``detail`` names. ``class``, ``unstated`` and
 ``reason`` are those of ``published_peaks.toml``; ``left_out`` says why there is no command. ``seen`` are batches that
 were simulated before ``seed`` drew the rows that are looked at last; ``commands`` are what they were simulated by then,
 where it is another command.
@@ -29,9 +29,9 @@ def rows(table: Table) -> list[dict[str, Any]]:
             "setting": _title(setting, batch),
             "device": f"{setting['gpus']} x {table['card']}" if "gpus" in setting else table["card"],
             "kind": table["kind"],
-            "published_gib": found * table.get("unit", 1) / GIB,
+            "published_gib": found * setting.get("unit", table.get("unit", 1)) / GIB,
             "class": setting.get("class", "agrees"),
-            "unstated": [],
+            "unstated": setting.get("unstated", []),
             "command": setting.get("commands", {}).get(batch) or setting["command"].format(batch=batch),
             "unseen": (place, batch) in drawn,
             **{name: each[name] for each in (table, setting) for name in ("detail", "reason") if name in each},

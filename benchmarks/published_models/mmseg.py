@@ -71,9 +71,9 @@ class Classes(nn.Module):
 class AsppHead(nn.Module):
     """DeepLabV3: convolutions of several dilations beside the mean of the image, and one of all."""
 
-    def __init__(self, widths: list[int], dilations: Sequence[int] = (1, 12, 24, 36)) -> None:
+    def __init__(self, widths: list[int], dilations: Sequence[int] = (1, 12, 24, 36), width: int = 0) -> None:
         super().__init__()
-        inputs, width = widths[-1], widths[-1] // 4
+        inputs, width = widths[-1], width or widths[-1] // 4
         self.mean = nn.Sequential(nn.AdaptiveAvgPool2d(1), layer(inputs, width, 1))
         self.branches = nn.ModuleList(self._branch(inputs, width, dilation) for dilation in dilations)
         self.bottleneck = layer(5 * width, width)
@@ -93,11 +93,11 @@ class AsppHead(nn.Module):
 class SeparableAsppHead(AsppHead):
     """DeepLabV3+: the same with separable convolutions, joined with the first stage in its size."""
 
-    def __init__(self, widths: list[int], dilations: Sequence[int] = (1, 12, 24, 36), beside: int = 48) -> None:
-        super().__init__(widths, dilations)
-        width = widths[-1] // 4
-        self.side = layer(widths[0], beside, 1)
-        self.joined = nn.Sequential(separable(width + beside, width), separable(width, width))
+    def __init__(self, widths: list[int], dilations: Sequence[int] = (1, 12, 24, 36), width: int = 0) -> None:
+        super().__init__(widths, dilations, width)
+        width = width or widths[-1] // 4
+        self.side = layer(widths[0], 48, 1)
+        self.joined = nn.Sequential(separable(width + 48, width), separable(width, width))
 
     def _branch(self, inputs: int, width: int, dilation: int) -> nn.Module:
         return convolved(inputs, width, 1) if dilation == 1 else separable(inputs, width, dilation)
@@ -502,33 +502,46 @@ class SpreadFcnHead(nn.Module):
         return self.cat(torch.cat([stages[-1], self.convs(stages[-1])], 1))  # type: ignore[no-any-return]
 
 
-class Network(nn.Module):
-    """A backbone with a head, and a second head on the last but one stage.
+class Stage(nn.Module):
+    """One stage of several."""
 
-    Attributes:
-        classes: Numbers of classes.
-    """
-
-    def __init__(self, trunk: nn.Module, head: nn.Module, width: int, classes: int, aux: nn.Module | None) -> None:
+    def __init__(self, place: int) -> None:
         super().__init__()
-        self.trunk, self.head, self.aux, self.classes = trunk, head, aux, classes
-        self.classifier = Classes(width, classes) if width else None
+        self.place = place
+
+    def forward(self, stages: list[Tensor]) -> Tensor:
+        """Return the stage."""
+        return stages[self.place]
+
+
+class Network(nn.Module):
+    """A backbone with a head, which ends in logits if it has no ``width``, and a second head."""
+
+    def __init__(
+        self, trunk: nn.Module, head: nn.Module, width: int, classes: int, aux: nn.Module | None, dropout: float = 0.1
+    ) -> None:
+        super().__init__()
+        self.trunk, self.head, self.aux = trunk, head, aux
+        self.classifier = Classes(width, classes, dropout) if width else None
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Return the logits of all heads."""
         stages = self.trunk(x)
         found = self.head(stages)
         found = [self.classifier(found)] if self.classifier else found
-        return [*found, self.aux(stages[2])] if self.aux else found
+        return [*found, self.aux(stages)] if self.aux else found
 
 
 def loss(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Return the losses of all heads: of pixels from logits enlarged to the image, of images from their classes."""
+    """Return the losses of all heads: of pixels from logits enlarged to the image, of points, and of images."""
     labels = batch["labels"]
     total = torch.zeros((), device=labels.device)
     for logits in module(batch["images"]):
         if logits.dim() == 2:
             total = total + F.binary_cross_entropy_with_logits(logits, torch.zeros_like(logits))
+            continue
+        if logits.dim() == 3:
+            total = total + F.cross_entropy(logits, labels.new_zeros(len(logits), logits.shape[2]))
             continue
         large = F.interpolate(logits, size=labels.shape[1:], mode="bilinear", align_corners=False)
         each = F.cross_entropy(large, labels, ignore_index=255, reduction="none")
@@ -536,7 +549,8 @@ def loss(module: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return total
 
 
-def _batch(height: int, width: int, classes: int, samples: int) -> dict[str, Tensor]:
+def crops(height: int, width: int, classes: int, samples: int) -> dict[str, Tensor]:
+    """Return images with a class for each pixel."""
     images, labels = torch.randn(samples, 3, height, width), torch.randint(classes, (samples, height, width))
     return {"images": images, "labels": labels}
 
@@ -577,9 +591,10 @@ def network(name: str) -> Any:
     options = {"dilations": (1, 6, 12, 18)} if grid else {}
     *_, inner, last = trunk.widths
     built = HEADS[head](trunk.widths, classes) if head in OWN_LOGITS else HEADS[head](trunk.widths, **options)
-    aux = nn.Sequential(convolved(inner, inner // 4, 3, 6 if head == "fcnd6" else 1), Classes(inner // 4, classes))
+    before = convolved(inner, inner // 4, 3, 6 if head == "fcnd6" else 1)
+    aux = nn.Sequential(Stage(2), before, Classes(inner // 4, classes))
     outputs = 0 if head in OWN_LOGITS else 256 if head == "ema" else last // 4
-    return Network(trunk, built, outputs, classes, aux), partial(_batch, height, width, classes), loss, sgd
+    return Network(trunk, built, outputs, classes, aux), partial(crops, height, width, classes), loss, sgd
 
 
 def __getattr__(name: str) -> Any:
