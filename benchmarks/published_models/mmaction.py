@@ -68,7 +68,7 @@ class NonLocal(nn.Module):
                 scores /= query.shape[-1] ** 0.5
             scores = scores.softmax(-1)
         found = torch.matmul(scores, value).permute(0, 2, 1).contiguous().reshape(len(x), -1, *x.shape[2:])
-        return x + self.out(found)  # type: ignore[no-any-return]
+        return x + self.out(found)
 
 
 class OfFrames(nn.Module):
@@ -245,7 +245,7 @@ def c3d() -> nn.Module:
     ):
         parts += [nn.Conv3d(inputs, outputs, 3, padding=1), nn.ReLU(inplace=True)]
         if pool:
-            parts.append(nn.MaxPool3d(pool, pool, (0, 1, 1) if len(parts) > 20 else 0))
+            parts.append(nn.MaxPool3d(pool, pool, (0, 1, 1) if len(parts) > 18 else 0))
     wide = (nn.Linear(8192, 4096), nn.Threshold(0, 0), nn.Dropout(0.5), nn.Linear(4096, 4096), nn.Threshold(0, 0))
     return nn.Sequential(*parts, nn.Flatten(), *wide)
 
@@ -275,7 +275,9 @@ def _batch(shape: Sequence[int], actions: int, samples: int) -> dict[str, Tensor
     return {"images": torch.randn(samples, *shape), "labels": torch.randint(actions, (samples,))}
 
 
-_NAME = re.compile(r"(tsn|tsm|slowonly|i3d|r2plus1d|c3d|slowfast4|slowfast8)(?:nl([a-z]+))?_r(\d+)(?:r(\d+))?(flow)?_(\d+)x(\d+)_(\d+)")
+_NAME = re.compile(
+    r"(tsn|tsm|slowonly|i3d|r2plus1d|c3d|slowfast4|slowfast8)(?:nl([a-z]+))?_r(\d+)(?:r(\d+))?(flow)?_(\d+)x(\d+)_(\d+)"
+)
 _I3D = ((1, 1, 1), (1, 0, 1, 0), (1, 0, 1, 0, 1, 0), (0, 1, 0))
 _SLOWFAST = {"slowfast4": (8, 8, 5), "slowfast8": (4, 4, 7)}
 

@@ -2,7 +2,8 @@
 
 ``psp_r50_d8_512x1024_19`` is a PSPNet on a ResNet-50 with a deep stem whose last stage has an eighth of the image's size,
 for crops of 512 x 1024 pixels with 19 classes; ``r50b`` has torchvision's stem. Each has the heads, widths and second
-losses of its configuration, written from the papers.
+losses of its configuration, written from the papers. Before 1.10, torch's ReLU out of place saved its input, as
+``threshold`` does.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ class SeparableAsppHead(AsppHead):
     def forward(self, stages: list[Tensor]) -> Tensor:
         """Return a quarter of the channels of the last stage, in the size of the first."""
         found, side = super().forward(stages), self.side(stages[0])
-        return self.joined(torch.cat([enlarged(found, side), side], 1))  # type: ignore[no-any-return]
+        return self.joined(torch.cat([enlarged(found, side), side], 1))
 
 
 class Attention(nn.Module):
@@ -169,7 +170,7 @@ class AnnHead(nn.Module):
         context = torch.stack([self.fusion(low, high)]).sum(0)
         x = self.bottleneck(self.dropout(self.fused(torch.cat([context, high], 1))))
         context = torch.stack([self.context(x, x)]).sum(0)
-        return self.joined(torch.cat([context, x], 1))  # type: ignore[no-any-return]
+        return self.joined(torch.cat([context, x], 1))
 
 
 class AdaptiveContext(nn.Module):
@@ -189,7 +190,7 @@ class AdaptiveContext(nn.Module):
         everywhere = F.interpolate(self.everywhere(F.adaptive_avg_pool2d(x, 1)), size=x.shape[2:])
         weights = self.weights(x + everywhere).permute(0, 2, 3, 1).reshape(len(x), -1, self.parts**2)
         found = torch.matmul(torch.sigmoid(weights), pooled).transpose(1, 2).contiguous().view_as(x)
-        return self.fused(F.relu(self.residual(found) + x))  # type: ignore[no-any-return]
+        return self.fused(F.threshold(self.residual(found) + x, 0, 0))
 
 
 class DynamicFilter(nn.Module):
@@ -207,7 +208,7 @@ class DynamicFilter(nn.Module):
         channels = x.shape[0] * x.shape[1]
         padded = F.pad(x.view(1, channels, *x.shape[2:]), [self.parts // 2] * 4)
         found = F.conv2d(padded, filters.view(channels, 1, self.parts, self.parts), groups=channels)
-        return self.norm(found.view_as(x))  # type: ignore[no-any-return]
+        return self.norm(found.view_as(x))
 
 
 class JoinedHead(nn.Module):
@@ -222,7 +223,7 @@ class JoinedHead(nn.Module):
     def forward(self, stages: list[Tensor]) -> Tensor:
         """Return a quarter of the channels of the last stage."""
         x = stages[-1]
-        return self.bottleneck(torch.cat([x, *[branch(x) for branch in self.branches]], 1))  # type: ignore[no-any-return]
+        return self.bottleneck(torch.cat([x, *[branch(x) for branch in self.branches]], 1))
 
 
 class BetweenHead(nn.Module):
@@ -238,7 +239,7 @@ class BetweenHead(nn.Module):
         """Return a quarter of the channels of the last stage."""
         x = stages[-1]
         found = self.after(self.between(self.before(x)))
-        return self.cat(torch.cat([x, found], 1))  # type: ignore[no-any-return]
+        return self.cat(torch.cat([x, found], 1))
 
 
 class NonLocal(nn.Module):
@@ -266,7 +267,7 @@ class NonLocal(nn.Module):
         if self.mask:
             mask = self.mask(x).flatten(2).softmax(-1)
             found = found + torch.matmul(mask, value).transpose(1, 2).contiguous().reshape(len(x), -1, 1, 1)
-        return x + self.out(found)  # type: ignore[no-any-return]
+        return x + self.out(found)
 
 
 class GlobalContext(nn.Module):
@@ -284,7 +285,7 @@ class GlobalContext(nn.Module):
         """Return the input with its context."""
         mask = self.mask(x).flatten(2).softmax(2).unsqueeze(-1)
         context = torch.matmul(x.flatten(2).unsqueeze(1), mask).view(len(x), -1, 1, 1)
-        return x + self.added(context)  # type: ignore[no-any-return]
+        return x + self.added(context)
 
 
 class _Across(torch.autograd.Function):
@@ -327,8 +328,8 @@ class CrissCross(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the input with what its pixels gather."""
         for _ in range(2):
-            weights = F.softmax(_Across.apply(self.query(x), self.key(x)), 1)  # type: ignore[no-untyped-call]
-            x = self.gamma * _Gathered.apply(weights, self.value(x)) + x  # type: ignore[no-untyped-call]
+            weights = F.softmax(_Across.apply(self.query(x), self.key(x)), 1)
+            x = self.gamma * _Gathered.apply(weights, self.value(x)) + x
         return x
 
 
@@ -385,7 +386,7 @@ class EmaHead(nn.Module):
                 bases = F.normalize(torch.einsum("bcn,bnk->bck", flat, normed), dim=1, p=2)
         found = torch.einsum("bck,bnk->bcn", bases, attention).view_as(before)
         found = F.relu(before + self.after(F.relu(found, inplace=True)), inplace=True)
-        return self.cat(torch.cat([stages[-1], self.bottleneck(found)], 1))  # type: ignore[no-any-return]
+        return self.cat(torch.cat([stages[-1], self.bottleneck(found)], 1))
 
 
 class EncHead(nn.Module):
@@ -441,7 +442,7 @@ class InterlacedHead(nn.Module):
         x = x.reshape(images, channels, 8 * rows, 8 * columns)
         if down or right:
             x = x[:, :, down // 2 : down // 2 + height, right // 2 : right // 2 + width]
-        return self.joined(torch.cat([x, before], 1))  # type: ignore[no-any-return]
+        return self.joined(torch.cat([x, before], 1))
 
 
 class _Spread(torch.autograd.Function):
@@ -478,14 +479,14 @@ class PsaHead(nn.Module):
         small = [(each + 1) // 2 for each in x.shape[2:]]
         found = [F.interpolate(reduced(x), size=small, mode="bilinear") for reduced in self.reduced]
         scores = [made(each) for made, each in zip(self.scores, found, strict=True)]
-        scores = [_Spread.apply(each) for each in scores]  # type: ignore[no-untyped-call]
+        scores = [_Spread.apply(each) for each in scores]
         scores = [F.softmax(each, 1) for each in scores]
         found = [
             torch.bmm(each.flatten(2), score.flatten(2)).view_as(each) * 1.0
             for each, score in zip(found, scores, strict=True)
         ]
         wide = enlarged(self.wide(torch.cat(found, 1)), x)
-        return self.bottleneck(torch.cat([x, wide], 1))  # type: ignore[no-any-return]
+        return self.bottleneck(torch.cat([x, wide], 1))
 
 
 class SpreadFcnHead(nn.Module):
@@ -499,7 +500,7 @@ class SpreadFcnHead(nn.Module):
 
     def forward(self, stages: list[Tensor]) -> Tensor:
         """Return a quarter of the channels of the last stage."""
-        return self.cat(torch.cat([stages[-1], self.convs(stages[-1])], 1))  # type: ignore[no-any-return]
+        return self.cat(torch.cat([stages[-1], self.convs(stages[-1])], 1))
 
 
 class Stage(nn.Module):

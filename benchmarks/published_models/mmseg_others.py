@@ -149,7 +149,7 @@ class BranchesHead(nn.Module):
 
     def forward(self, branches: list[Tensor]) -> Tensor:
         """Return as many channels as all branches have."""
-        return self.joined(branches)  # type: ignore[no-any-return]
+        return self.joined(branches)
 
 
 class OcrHead(nn.Module):
@@ -206,7 +206,11 @@ class MobileNetV2(nn.Module):
         self.widths = [24, 32, 96, 320]
         self.stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU6(inplace=True))
         settings = zip(
-            (16, 24, 32, 64, 96, 160, 320), (1, 2, 3, 4, 3, 3, 1), (1, 2, 2, 1, 1, 1, 1), (1, 1, 1, 2, 2, 4, 4), strict=True
+            (16, 24, 32, 64, 96, 160, 320),
+            (1, 2, 3, 4, 3, 3, 1),
+            (1, 2, 2, 1, 1, 1, 1),
+            (1, 1, 1, 2, 2, 4, 4),
+            strict=True,
         )
         self.layers, inputs = nn.ModuleList(), 32
         for outputs, blocks, stride, dilation in settings:
@@ -423,7 +427,7 @@ class JpuTrunk(nn.Module):
 
     def forward(self, x: Tensor) -> list[Tensor]:
         """Return the stages, the last of them replaced."""
-        return self.jpu(self.trunk(x))  # type: ignore[no-any-return]
+        return self.jpu(self.trunk(x))
 
 
 class ViTBlock(nn.Module):
@@ -468,7 +472,14 @@ class ViT(nn.Module):
     """
 
     def __init__(
-        self, width: int, layers: int, heads: int, given: Sequence[int], dropout: float = 0, path: float = 0, image: int = 512
+        self,
+        width: int,
+        layers: int,
+        heads: int,
+        given: Sequence[int],
+        dropout: float = 0,
+        path: float = 0,
+        image: int = 512,
     ) -> None:
         super().__init__()
         self.widths, self.given = [width] * 4, given

@@ -1,12 +1,13 @@
-"""What cuDNN's convolutions need in addition to their operands: copies for tensor cores, or images transformed by tiles.
+"""What cuDNN's convolutions need in addition to their operands: copies for tensor cores, or transformed tiles.
 
 cuDNN tells nobody its choice of a kernel; these are the choices of cuDNN 9 on an H200, for ResNets and DenseNets in
 float32 (which it computes in TF32). Kernels for tensor cores read images with channels last. Images in another layout,
 or with a number of channels that does not fill 16 bytes, are copied with the weight and the output. A kernel of one
 pixel without strides is a product of matrices, which needs no copy if planes are large.
 
-On cards without TF32, kernels of 3x3 pixels without strides are Winograd's (of Lavin and Gray, arXiv 1509.09308): image,
-weight and output are transformed as wholes, each tile of 4x4 pixels of the output to 6x6 numbers, and multiplied.
+On cards without TF32, kernels of 3x3 pixels without strides are Winograd's (Lavin and Gray, arXiv 1509.09308): image,
+weight and output are transformed as wholes, each tile of 4x4 pixels of the output to 6x6 numbers, and multiplied. That
+is read off published peaks of a V100 (docs/published-peaks.md), whose excess over tensors is this, to 1 %.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _copies(profile: DeviceProfile, x: Tensor, weight: Tensor, groups: int) -> b
 def _is_winograd(
     profile: DeviceProfile, x: Tensor, weight: Tensor, stride: list[int], dilation: list[int], groups: int
 ) -> bool:
-    """Return whether tiles are transformed: single precision without tensor cores, 3x3 pixels, all channels together."""
+    """Return whether tiles are transformed: float32 without tensor cores, 3x3 pixels, all channels together."""
     if not profile.workspaces or profile.has_tensor_float or x.dtype != torch.float32:
         return False
     return list(weight.shape[2:]) == [3, 3] and groups == 1 and all(each == 1 for each in (*stride, *dilation))
