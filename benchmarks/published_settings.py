@@ -1,7 +1,7 @@
 """Rows of a source that measured many settings, or the same settings at several batches.
 
 Its table has ``source``, ``commit``, ``card``, ``kind`` and ``seed``, and for each ``setting`` the file of the source,
-what was trained and how (or a ``title``), a ``command`` with ``{batch}`` in it, and the figure at each batch of one GPU:
+what was trained and how (or a ``title``), a ``command`` with ``{batch}`` in it, and the figure at each batch of a GPU,
 in bytes, or in ``unit`` bytes of the table or setting, which ``detail`` names. ``class``, ``unstated`` and
 ``reason`` are those of ``published_peaks.toml``; ``left_out`` says why there is no command. ``seen`` are batches that
 were simulated before ``seed`` drew the rows that are looked at last; ``commands`` are what they were simulated by then,

@@ -1,7 +1,7 @@
 """Networks of mmaction2 that name an action in clips of video, by name.
 
-``tsn_r50_8x224_400`` is a TSN on a ResNet-50 for 8 frames of 224 pixels and 400 actions; ``tsm``, ``slowonly``, ``i3d``,
-``r2plus1d`` and ``slowfast`` are called likewise, where ``nl`` stands for layers that attend to all pixels.
+``tsn_r50_8x224_400`` is a TSN on a ResNet-50 for 8 frames of 224 pixels and 400 actions. ``tsm``, ``slowonly``,
+``i3d``, ``r2plus1d`` and ``slowfast`` are called likewise, where ``nl`` stands for layers that attend to all pixels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Networks of mmsegmentation by name: a head, a backbone, the crop and the number of classes.
 
-``psp_r50_d8_512x1024_19`` is a PSPNet on a ResNet-50 with a deep stem whose last stage has an eighth of the image's size,
-for crops of 512 x 1024 pixels with 19 classes; ``r50b`` has torchvision's stem. Each has the heads, widths and second
-losses of its configuration, written from the papers. Before 1.10, torch's ReLU out of place saved its input, as
+``psp_r50_d8_512x1024_19`` is a PSPNet on a ResNet-50 with a deep stem whose last stage has an eighth of its image's
+size, for crops of 512 x 1024 pixels with 19 classes; ``r50b`` has torchvision's stem. Heads, widths and second losses
+are those of its configuration, written from the papers. Before 1.10, torch's ReLU out of place saved its input, as
 ``threshold`` does.
 """
 
@@ -405,9 +405,9 @@ class EncHead(nn.Module):
         """Return the logits of pixels and of the image."""
         feature = self.bottleneck(stages[-1])
         flat = self.project(feature).flatten(2).transpose(1, 2).contiguous()
-        spread = flat.unsqueeze(2).expand(-1, -1, *self.words.shape)
-        nearness = F.softmax(self.scale * (spread - self.words).pow(2).sum(3), 2)
-        codes = (nearness.unsqueeze(3) * (spread - self.words)).sum(1)
+        shape = -1, -1, *self.words.shape
+        nearness = F.softmax(self.scale * (flat.unsqueeze(2).expand(shape) - self.words).pow(2).sum(3), 2)
+        codes = (nearness.unsqueeze(3) * (flat.unsqueeze(2).expand(shape) - self.words)).sum(1)
         code = self.norm(codes).mean(1)
         weighed = F.relu_(feature + feature * self.weights(code).view(*feature.shape[:2], 1, 1))
         return [self.classes(weighed), self.image(code)]
@@ -450,13 +450,14 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor) -> Tensor:
-        images, ctx.window, height, width = scores.shape
+        ctx.save_for_backward(scores)
+        images, _, height, width = scores.shape
         return scores.new_zeros(images, height * width, height, width)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        images, _, height, width = grads[0].shape
-        return grads[0].new_zeros(images, ctx.window, height, width)
+        (scores,) = ctx.saved_tensors
+        return grads[0].new_zeros(scores.shape)
 
 
 class PsaHead(nn.Module):

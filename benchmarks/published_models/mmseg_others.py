@@ -1,7 +1,7 @@
 """Networks of mmsegmentation on other backbones than dilated ResNets, by name.
 
-``fcn_hr18_512x1024_19`` is an FCN on HRNet-W18 for crops of 512 x 1024 pixels with 19 classes. Before 1.10, torch's ReLU
-out of place saved its input, as ``threshold`` does.
+``fcn_hr18_512x1024_19`` is an FCN on HRNet-W18 for crops of 512 x 1024 pixels with 19 classes. Before 1.10, torch's
+ReLU out of place saved its input, as ``threshold`` does.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class BranchesHead(nn.Module):
 
 
 class OcrHead(nn.Module):
-    """Pixels that attend to the classes of a first network, whose logits have a loss, too."""
+    """Pixels that attend to the classes of a first network, which runs once for its own loss and once for them."""
 
     def __init__(self, first: nn.Module, chosen: nn.Module, inputs: int, classes: int, dropout: float) -> None:
         super().__init__()
@@ -164,11 +164,11 @@ class OcrHead(nn.Module):
 
     def forward(self, stages: list[Tensor]) -> list[Tensor]:
         """Return the logits of both networks."""
-        first = self.first(stages)
+        logits, first = self.first(stages), self.first(stages)
         x = self.bottleneck(self.chosen(stages))
         weights = F.softmax(first.flatten(2), 2)
         context = torch.matmul(weights, x.flatten(2).transpose(1, 2)).transpose(1, 2).contiguous().unsqueeze(3)
-        return [first, self.classes(self.joined(torch.cat([self.attention(x, context), x], 1)))]
+        return [logits, self.classes(self.joined(torch.cat([self.attention(x, context), x], 1)))]
 
 
 class Inverted(nn.Module):
@@ -178,12 +178,12 @@ class Inverted(nn.Module):
         super().__init__()
         inner = inputs * ratio
         own = nn.Conv2d(inner, inner, 3, stride, dilation, dilation, inner, bias=False)
-        wider = [nn.Conv2d(inputs, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU6(inplace=True)]
+        wider = [nn.Conv2d(inputs, inner, 1, bias=False), nn.BatchNorm2d(inner), nn.ReLU(inplace=True)]
         self.body = nn.Sequential(
             *(wider if ratio > 1 else []),
             own,
             nn.BatchNorm2d(inner),
-            nn.ReLU6(inplace=True),
+            nn.ReLU(inplace=True),
             *normed(inner, outputs),
         )
         self.adds = stride == 1 and inputs == outputs
@@ -197,6 +197,8 @@ class Inverted(nn.Module):
 class MobileNetV2(nn.Module):
     """MobileNetV2 whose last stages have an eighth of the image's size.
 
+    Its activations are ReLU6 in place, which saved their result, as ReLU does; newer torch saves a copy of their input.
+
     Attributes:
         widths: Channels of its stages.
     """
@@ -204,7 +206,7 @@ class MobileNetV2(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.widths = [24, 32, 96, 320]
-        self.stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU6(inplace=True))
+        self.stem = nn.Sequential(nn.Conv2d(3, 32, 3, 2, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU(inplace=True))
         settings = zip(
             (16, 24, 32, 64, 96, 160, 320),
             (1, 2, 3, 4, 3, 3, 1),
@@ -336,7 +338,7 @@ class FpnHead(nn.Module):
 
 
 class PyramidHead(nn.Module):
-    """A pyramid with its head, and a finer look at 2,048 points of each image if ``points``."""
+    """A pyramid with its head, and a finer look at 2,048 points of each image, for which the head runs again."""
 
     def __init__(self, widths: Sequence[int], classes: int, points: bool) -> None:
         super().__init__()
@@ -352,11 +354,12 @@ class PyramidHead(nn.Module):
         logits = self.classes(self.head(levels))
         if self.points is None or self.point_classes is None:
             return [logits]
+        rough = self.classes(self.head(levels))
         places = torch.rand(len(logits), 2048, 1, 2, device=logits.device) * 2 - 1
         with torch.no_grad():
             tried = torch.rand(len(logits), 3 * 2048, 1, 2, device=logits.device) * 2 - 1
-            F.grid_sample(logits, tried, align_corners=False)
-        fine, coarse = (F.grid_sample(x, places, align_corners=False).squeeze(3) for x in (levels[0], logits))
+            F.grid_sample(rough, tried, align_corners=False)
+        fine, coarse = (F.grid_sample(x, places, align_corners=False).squeeze(3) for x in (levels[0], rough))
         x = torch.cat([fine, coarse], 1)
         for point in self.points:
             x = torch.cat([F.threshold(point(x), 0, 0), coarse], 1)

@@ -28,6 +28,9 @@ _VECTOR_BYTES = 16
 _TILE, _TRANSFORMED = 4, 6
 """Pixels of a side of a tile of the output, and numbers of a side of what it is transformed to."""
 
+_FEW = 32
+"""Channels of image and output below which tiles are not transformed: peaks of UNets with 16 are below that."""
+
 
 def forward_bytes(profile: DeviceProfile, args: Any, result: Tensor) -> int:
     """Return the bytes of the temporaries of ``convolution``."""
@@ -63,6 +66,8 @@ def _is_winograd(
 ) -> bool:
     """Return whether tiles are transformed: float32 without tensor cores, 3x3 pixels, all channels together."""
     if not profile.workspaces or profile.has_tensor_float or x.dtype != torch.float32:
+        return False
+    if min(weight.shape[:2]) < _FEW:
         return False
     return list(weight.shape[2:]) == [3, 3] and groups == 1 and all(each == 1 for each in (*stride, *dilation))
 
