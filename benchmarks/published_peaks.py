@@ -40,7 +40,13 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 TABLES = tomllib.loads((HERE / "published_peaks.toml").read_text())
 SETTINGS = runpy.run_path(str(HERE / "published_settings.py"))
-_FILES = ("published_fms.toml", "published_mmseg.toml", "published_mmseg_others.toml", "published_mmaction.toml")
+_FILES = (
+    "published_fms.toml",
+    "published_mmseg.toml",
+    "published_mmseg_others.toml",
+    "published_mmaction.toml",
+    "published_mmseg_late.toml",
+)
 MANY = [tomllib.loads((HERE / name).read_text()) for name in _FILES]
 NAME = "published-peaks"
 TITLE = "How close do simulated peaks come to those that others measured on real GPUs?"

@@ -585,10 +585,11 @@ def _network(head: str, trunk: str, classes: int) -> nn.Module:
         built, widths = vit_trunk(*_VITS[trunk])
         aux = _aux(widths[0], 256, classes, 3)
         return Network(built, UperHead(widths, width=512), 512, classes, aux)
-    if trunk in ("r50", "r101"):
+    if trunk in ("r18", "r50", "r101"):
         resnet = Backbone(f"resnet{trunk[1:]}", True, 32)
         if head == "uper":
-            return Network(resnet, UperHead(resnet.widths), 512, classes, _aux(1024, 256, classes))
+            aux = _aux(resnet.widths[2], 256, classes)
+            return Network(resnet, UperHead(resnet.widths, width=512), 512, classes, aux)
         return Network(resnet, PyramidHead(resnet.widths, classes, head == "pointrend"), 0, classes, None)
     if trunk == "r101d8":  # ocr
         resnet = Backbone("resnet101", True, 8)
