@@ -28,8 +28,8 @@ _VECTOR_BYTES = 16
 _TILE, _TRANSFORMED = 4, 6
 """Pixels of a side of a tile of the output, and numbers of a side of what it is transformed to."""
 
-_FEW = 128
-"""Channels of image or output below which tiles are not transformed: peaks of UNets with 16 and 64 are below that."""
+_FEW = 32
+"""Channels of image or output below which tiles are not transformed: peaks of UNets with 16 are below that."""
 
 
 def forward_bytes(profile: DeviceProfile, args: Any, result: Tensor) -> int:
