@@ -40,10 +40,16 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 TABLES = tomllib.loads((HERE / "published_peaks.toml").read_text())
 SETTINGS = runpy.run_path(str(HERE / "published_settings.py"))
-MANY = [
-    tomllib.loads((HERE / name).read_text())
-    for name in ("published_fms.toml", "published_liger.toml", "published_sdpa.toml")
-]
+_FILES = (
+    "published_fms.toml",
+    "published_liger.toml",
+    "published_sdpa.toml",
+    "published_mmseg.toml",
+    "published_mmseg_others.toml",
+    "published_mmaction.toml",
+    "published_mmseg_late.toml",
+)
+MANY = [tomllib.loads((HERE / name).read_text()) for name in _FILES]
 NAME = "published-peaks"
 TITLE = "How close do simulated peaks come to those that others measured on real GPUs?"
 LARGE = 0.05

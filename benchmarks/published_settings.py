@@ -1,11 +1,12 @@
-"""Rows of a source that measured the same settings at several batches or sizes.
+"""Rows of a source that measured many settings, or the same settings at several batches or sizes.
 
 Its table has ``source``, ``commit``, ``card``, ``kind``, ``seed``, the ``unit`` of its figures in bytes, if that is not
-one, and ``parts`` if it is of layers alone. For each ``setting`` it has the file of the source, what was trained and
-how (or a ``title`` that says it), a ``command`` with ``{batch}`` in it, and the figure at each batch of one GPU, or at
-each size that is varied. ``class`` and ``reason`` are those of ``published_peaks.toml``; ``left_out`` says why there is
-no command. ``seen`` are batches that were simulated before ``seed`` drew the rows that are looked at last; ``commands``
-are what they were simulated by then, or what those that were drawn keep, where it is another command.
+one, with ``detail``, the name of it, and ``parts`` if it is of layers alone. For each ``setting`` it has the file of
+the source, what was trained and how (or a ``title`` that says it), a ``command`` with ``{batch}`` in it, and the figure
+at each batch of one GPU, or at each size that is varied; a card, a unit and a detail of its own, if they differ.
+``class``, ``unstated`` and ``reason`` are those of ``published_peaks.toml``; ``left_out`` says why there is no command.
+``seen`` are batches that were simulated before ``seed`` drew the rows that are looked at last; ``commands`` are what
+they were simulated by then, or what those that were drawn keep, where it is another command.
 """
 
 from __future__ import annotations
@@ -27,18 +28,19 @@ def rows(table: Table) -> list[dict[str, Any]]:
             "source": table["source"],
             "where": setting["where"],
             "setting": _title(setting, batch),
-            "device": f"{setting['gpus']} x {setting.get('card') or table['card']}",
+            "device": f"{setting['gpus']} x {card}" if "gpus" in setting else card,
             "kind": table["kind"],
-            "published_gib": found * table.get("unit", 1) / GIB,
+            "published_gib": found * setting.get("unit", table.get("unit", 1)) / GIB,
             "class": setting.get("class", "agrees"),
-            "unstated": [],
+            "unstated": setting.get("unstated", []),
             "command": setting.get("commands", {}).get(batch) or setting["command"].format(batch=batch),
             "unseen": (place, batch) in drawn,
             "whole": not table.get("parts", False),
-            **({"reason": setting["reason"]} if "reason" in setting else {}),
+            **{name: each[name] for each in (table, setting) for name in ("detail", "reason") if name in each},
         }
         for place, setting in enumerate(table["setting"])
         if "command" in setting
+        for card in [setting.get("card") or table["card"]]
         for batch, found in setting["peaks"].items()
     ]
 

@@ -117,14 +117,14 @@ def enlarged(x: Tensor, like: Tensor) -> Tensor:
 class FcnHead(nn.Module):
     """Two convolutions, and one of their result beside their input."""
 
-    def __init__(self, widths: list[int]) -> None:
+    def __init__(self, widths: list[int], width: int = 0) -> None:
         super().__init__()
-        inputs, width = widths[-1], widths[-1] // 4
+        inputs, width = widths[-1], width or widths[-1] // 4
         self.convs = nn.Sequential(layer(inputs, width), layer(width, width))
         self.cat = layer(inputs + width, width)
 
     def forward(self, stages: list[Tensor]) -> Tensor:
-        """Return a quarter of the channels of the last stage."""
+        """Return ``width`` channels."""
         found: Tensor = self.cat(torch.cat([stages[-1], self.convs(stages[-1])], 1))
         return found
 
@@ -132,16 +132,16 @@ class FcnHead(nn.Module):
 class PspHead(nn.Module):
     """Means over parts of the image, of four sizes, beside the input, and a convolution of all."""
 
-    def __init__(self, widths: list[int]) -> None:
+    def __init__(self, widths: list[int], width: int = 0) -> None:
         super().__init__()
-        inputs, width = widths[-1], widths[-1] // 4
+        inputs, width = widths[-1], width or widths[-1] // 4
         self.pools = nn.ModuleList(
             nn.Sequential(nn.AdaptiveAvgPool2d(parts), layer(inputs, width, 1)) for parts in (1, 2, 3, 6)
         )
         self.bottleneck = layer(inputs + 4 * width, width)
 
     def forward(self, stages: list[Tensor]) -> Tensor:
-        """Return a quarter of the channels of the last stage."""
+        """Return ``width`` channels."""
         x = stages[-1]
         found: Tensor = self.bottleneck(torch.cat([x, *(enlarged(pool(x), x) for pool in self.pools)], 1))
         return found
@@ -150,16 +150,16 @@ class PspHead(nn.Module):
 class UperHead(nn.Module):
     """A pyramid of all stages above the means of :class:`PspHead`, and a convolution of all of its levels."""
 
-    def __init__(self, widths: list[int]) -> None:
+    def __init__(self, widths: list[int], width: int = 0) -> None:
         super().__init__()
-        width = widths[-1] // 4
-        self.psp = PspHead(widths)
+        width = width or widths[-1] // 4
+        self.psp = PspHead(widths, width)
         self.sides = nn.ModuleList(layer(each, width, 1) for each in widths[:-1])
         self.levels = nn.ModuleList(layer(width, width) for _ in widths[:-1])
         self.bottleneck = layer(len(widths) * width, width)
 
     def forward(self, stages: list[Tensor]) -> Tensor:
-        """Return a quarter of the channels of the last stage, in the size of the first."""
+        """Return ``width`` channels, in the size of the first stage."""
         found = [side(x) for side, x in zip(self.sides, stages, strict=False)] + [self.psp(stages)]
         for level in (2, 1, 0):
             found[level] = found[level] + enlarged(found[level + 1], found[level])

@@ -48,6 +48,9 @@ SAMPLE = (  # small and quick, of all sources
     "./benchmarks/published_models/segmentation.py:unet_128",
     "./benchmarks/published_models/segmentation.py:psp_r18 ",
     "./benchmarks/published_models/segmentation.py:torchvision_fcn_r50",
+    "./benchmarks/published_models/mmseg.py:fcn_r18_d8_512x1024_19",
+    "./benchmarks/published_models/mmseg_others.py:uper_deits_512x512_150",
+    "./benchmarks/published_models/mmaction.py:tsn_r50_8x224_200",
     "roberta-base -b 128",
     "./benchmarks/published_models/masked_lm.py:bert_sdpa_256 -b 4",
     "./benchmarks/published_models/masked_lm.py:albert_eager_256 -b 2",
@@ -176,7 +179,7 @@ def test_a_figure_without_a_command_says_what_is_missing(table: dict[str, Any]) 
 def test_most_published_peaks_are_met(table: dict[str, Any], found: list[tuple[Any, Measurement]]) -> None:
     known = [table["error"](row, measured) for row, measured in found if not row["unstated"]]
 
-    assert len(found) >= 500
+    assert len(found) >= 700
     assert statistics.median(map(abs, known)) <= 0.01
 
 

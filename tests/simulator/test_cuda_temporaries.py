@@ -106,6 +106,33 @@ def test_tensor_cores_copy_nothing_of_images_with_channels_last() -> None:
     assert CUDA(aten.convolution_backward.default, (x, x, w, None, *settings, [True, True, False]), (x, w)) == 0
 
 
+@pytest.mark.parametrize(
+    ("card", "weight", "stride", "dilation", "groups", "needed"),
+    [
+        ("v100-32gb", (128, 1024, 3, 3), 1, 1, 1, 36 * 4 * (2 * 2 * 5 * (1024 + 128) + 1024 * 128)),
+        ("v100-32gb", (128, 1024, 3, 3), 2, 1, 1, 0),
+        ("v100-32gb", (128, 1024, 3, 3), 1, 2, 1, 0),
+        ("v100-32gb", (128, 1024, 1, 1), 1, 1, 1, 0),
+        ("v100-32gb", (1024, 4, 3, 3), 1, 1, 256, 0),
+        ("h200", (128, 1024, 3, 3), 1, 1, 1, None),
+    ],
+)
+def test_tiles_are_transformed_where_no_tensor_core_computes_in_float32(
+    card: str, weight: Any, stride: int, dilation: int, groups: int, needed: int | None
+) -> None:
+    x, w = made(2, 1024, 8, 20), made(*weight)
+    padding = dilation * (weight[2] // 2)
+    settings = [stride] * 2, [padding] * 2, [dilation] * 2, False, [0, 0], groups
+    result = aten.convolution.default(x, w, None, *settings)
+    found = temporaries.cuda(profiles.get(card))
+
+    of_forward = found(aten.convolution.default, (x, w, None, *settings), result)
+    of_backward = found(aten.convolution_backward.default, (result, x, w, None, *settings, [True] * 3), (x, w, None))
+
+    copied = x.nbytes + w.nbytes + result.nbytes
+    assert of_forward == of_backward == (copied if needed is None else needed)
+
+
 def test_the_gradient_of_a_softmax_is_multiplied_first() -> None:
     scores = made(32, 12, 128, 128)
 
