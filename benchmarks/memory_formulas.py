@@ -170,14 +170,16 @@ def _key(case: Case) -> str:
 
 
 def _read(case: Case) -> Shape | None:
-    """Build the model of a case without values, and return its shape; None if it is no decoder of text."""
+    """Build the model of a case without values, and return its shape; None if Adam trains no decoder."""
     from accelerate.commands.estimate import estimate_training_usage
 
     from actbench.workload import load_workload
 
     workload = load_workload(case)
-    module = workload.setup(materialize=False, seed=0).module
-    if not type(module).__name__.endswith("ForCausalLM"):
+    setup = workload.setup(materialize=False, seed=0)
+    module = setup.module
+    is_adam = setup.make_optimizer is not None and "Adam" in type(setup.make_optimizer(module)).__name__
+    if not is_adam or not type(module).__name__.endswith("ForCausalLM"):
         return None
     config, ids = module.config, workload.batch(1, seed=0)["input_ids"]
     width, heads = config.hidden_size, config.num_attention_heads
