@@ -100,6 +100,8 @@ def test_a_full_answer_is_of_a_bench_with_time_and_of_a_script_by_itself(
         assert ("(no time was left to simulate it)" in remedy) == (limit == 0)
         assert remedy.endswith(f"actbench run --force --full-answer{options} train.py")
         assert largest.endswith(f"actbench run --force --full-answer{options} train.py")
+    train.write_text("ADVISED = {'is_search_slow': True, 'fitting_batch': 64}\n")
+    assert "a search did not end in its time, in which 64 rows fit" in cli("run", "--force", "train.py").out
     for other in (("-s", "checkpoint"), ("--columns", "peak"), ("--meter", "cpu")):
         cli.refused("run", "--full-answer", *other, "train.py", naming="leave out --scheme, --columns, --meter")
 

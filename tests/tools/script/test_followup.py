@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actbench.errors import MeasurementError
-from actbench.model.measured import Advised, Measurement
+from actbench.model.measured import Advised, Measurement, RunEvent
 from actbench.model.records import Built, Case, Failure
 from actbench.model.scripts import Script
 from actbench.report.advice import needed_bytes
@@ -208,3 +208,44 @@ def test_where_not_even_the_weights_fit_the_largest_batch_is_none(
     found = trials.largest_batch(lambda rows, finish: outcome(rows), outcome(16), 100, lambda rows, fits: None)
 
     assert (found.batch_size, found.predicted) == (0, 0)
+
+
+def test_a_search_after_an_evaluation_begins_with_what_steps_reserve(
+    make_record: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of(batch: int, **more: Any) -> Measurement:
+        peak = 100 + 10 * batch
+        fields = {"peak_bytes": peak, "reserved_bytes": peak * 5 // 4, "memory_limit_bytes": 1_000, **more}
+        found: Measurement = make_record(weights_bytes=1, activation_bytes=1, **fields).outcome
+        return found.model_copy(update={"over_limit_bytes": max(0, found.reserved_bytes - 1_000) or None})
+
+    class Ran:
+        def __init__(self, run: Callable[[Any], Measurement]) -> None:
+            self._run = run
+
+        def outcome(self, seconds: float | None) -> Measurement:
+            return self._run(None)
+
+    monkeypatch.setattr(trials, "Forked", Ran)
+    tried: list[int] = []
+    evaluation = RunEvent(part="evaluation", peak_bytes=900, reserved_bytes=950)
+    own = of(8, reserved_bytes=950, built=Built(model_class="Net", batch_size=8), events=(evaluation,))
+
+    found = trials.largest_batch(lambda batch, _: of(batch), own, 1_000, lambda batch, fits: tried.append(batch))
+
+    assert found.batch_size == 70
+    assert tried == [16, 70, 71]
+
+
+def test_a_search_that_its_time_has_ended_tells_what_fits(make_record: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ends(run: object, own: object, limit: object, tried: Callable[[int, bool], object], *_: object) -> None:
+        for batch, fits in ((32, True), (96, False), (64, True)):
+            tried(batch, fits)
+        raise MeasurementError("it was ended")
+
+    built = Built(model_class="Net", batch_size=16)
+    own = make_record().outcome.model_copy(update={"built": built, "memory_limit_bytes": 10})
+    monkeypatch.setattr(followup, "largest_batch", ends)
+    monkeypatch.setattr(followup, "SEARCH_SECONDS", 0.0)
+
+    assert followup.Session(CASE)._searched(own, Advised()) == Advised(is_search_slow=True, fitting_batch=64)

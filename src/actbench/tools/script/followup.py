@@ -138,7 +138,8 @@ class Session(bench.Session):
 
     def _searched(self, found: Measurement, advised: Advised) -> Advised:
         """Return the advice with the largest batch that fits, where the script has a loader of batches, and in time."""
-        until = time.monotonic() + min(_LONGEST_SECONDS if self.is_full else SEARCH_SECONDS, self._left())
+        usual = WORTH_SECONDS if self.script.whole else SEARCH_SECONDS  # a whole run takes long enough by itself
+        until = time.monotonic() + min(_LONGEST_SECONDS if self.is_full else usual, self._left())
         limit, has_loader = found.memory_limit_bytes, found.built is not None and found.built.batch_size is not None
         if limit is None or not has_loader:
             return advised

@@ -12,6 +12,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import NoReturn
 
 from pydantic import TypeAdapter
@@ -28,6 +29,9 @@ _OUTCOME: TypeAdapter[Measurement | Failure] = TypeAdapter(Outcome)
 
 _FEW = 8
 """Rows of the first trial of a search where nobody knows those of the script."""
+
+_RESERVING = ("evaluation", "generation", "load", "resume")
+"""Parts of a whole run for which the allocator may have taken more than its steps need: a trial has steps alone."""
 
 _ANSWER_SECONDS = 1.0
 """Time for the answer of a process that has ended its work."""
@@ -143,13 +147,15 @@ def largest_batch(
         return BatchTrial(is_within, found.peak_bytes, found.reserved_bytes)
 
     rows = own.built.batch_size if own.built else None
-    # what a whole run reserved, it may have reserved for an evaluation
-    reserved = own.reserved_bytes if all(each.is_step for each in own.events) else None
-    known = {rows: BatchTrial(steps_fit(own), own.peak_bytes, reserved)} if rows else {_FEW: fits(_FEW)}
+    known = {rows: BatchTrial(steps_fit(own), own.peak_bytes, own.reserved_bytes)} if rows else {_FEW: fits(_FEW)}
     first = next(iter(known))
     other = 2 * first if known[first].fits else max(1, first // 2)
     if other != first:
         known[other] = fits(other)
+    tried_bytes = known[other].needed_bytes
+    if rows and tried_bytes and any(each.part in _RESERVING for each in own.events):
+        gaps = tried_bytes / (known[other].peak_bytes or tried_bytes)
+        known[rows] = replace(known[rows], reserved_bytes=round(gaps * own.peak_bytes))
     needed = [(batch, trial.needed_bytes or 0) for batch, trial in known.items()]
     guess = search.predict(needed[0], needed[-1], limit_bytes)
     guess = None if guess is None else max(guess, 0)  # below 0 where not even the weights fit
