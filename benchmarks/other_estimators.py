@@ -75,6 +75,9 @@ What each tool estimates, and how it was run:
   activations of a model and its input, and adds a share for overhead. It supports no checkpointing, no autocast, no
   loss, and only one tensor as input.
 - **PEFT** {peft} has no estimator in its package.
+- **SimuMax** 1.2 was not run: it knows layers of Megatron alone. Its own table of 43 steps on B200
+  (`docs/b200/b200_release_v1.2_summary.md` of MooreThreads/SimuMax) has errors of memory of 0.40 % in the median and
+  1.38 % at worst; the notes beside it say that figures were made anew after changes of the model.
 """
 
 
