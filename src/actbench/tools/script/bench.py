@@ -138,39 +138,48 @@ class Session:
         return self._run(self.script.model_copy(update={"batch_size": rows}), _quiet, finish)
 
     def _run(self, script: Script, stepped: Callable[[int, Step], object], finish: Finish) -> Measurement:
+        is_asked = stepped == self._say  # and no trial, of which numbers alone are wanted
+
         def ended(found: Measurement) -> NoReturn:
             try:
-                finish(self._about_script(found, run, is_stopped=True))
+                finish(self._about_script(found, run, is_asked=is_asked, is_stopped=True))
             except MeasurementError as error:
                 finish(failure_of(error))
 
         def snapped(number: int, step: Step) -> None:
             stepped(number, step)
-            if number == _SNAPPED and stepped == self._say and isinstance(run, Simulation):
+            if number == _SNAPPED and is_asked and isinstance(run, Simulation):
                 self._snapshot = Snapshot(run.lines.roots, run.steps.optimizers)
 
         torch.manual_seed(self.case.seed)
-        quiet = nullcontext() if stepped == self._say else livememory.told_to(None)
+        quiet = nullcontext() if is_asked else livememory.told_to(None)
         with quiet:
             run = self._opened(script, snapped if script.whole else stepped, ended)
         is_whole, failed = False, None
         try:
             with run:
-                if stepped == self._say and isinstance(run, Simulation):
+                if is_asked and isinstance(run, Simulation):
                     self._tell_passes(run)
                 is_whole, failed = _launched(script, run, finish)
                 run.ending.done()
                 if run.steps.done and isinstance(run, Simulation):  # schemes are tried where models are simulated
-                    return self._about_script(run.measurement, run, is_stopped=not is_whole, failed=failed)
+                    found = run.measurement
+                    return self._about_script(found, run, is_asked=is_asked, is_stopped=not is_whole, failed=failed)
         except ActbenchError:
             if not run.ending.has_begun:  # what a script raises while it ends, in a finally block, is no failure
                 raise
         if not run.steps.done:
             raise MeasurementError((_ONLY_PASSES if run.steps.passes else _NO_STEP).format(script.shown))
-        return self._about_script(run.measurement, run, is_stopped=not is_whole, failed=failed)
+        return self._about_script(run.measurement, run, is_asked=is_asked, is_stopped=not is_whole, failed=failed)
 
     def _about_script(
-        self, found: Measurement, run: Simulation | RealRun | CudaRun, *, is_stopped: bool, failed: str | None = None
+        self,
+        found: Measurement,
+        run: Simulation | RealRun | CudaRun,
+        *,
+        is_asked: bool,
+        is_stopped: bool,
+        failed: str | None = None,
     ) -> Measurement:
         """Return a measurement with where the script was stopped, and with the schemes that may help or are refused."""
         assert found.built is not None
@@ -181,7 +190,7 @@ class Session:
         ):
             raise MeasurementError(_OFF_THE_CARD.format(self.script.shown))
         more: dict[str, Any] = {"stopped_after": len(run.steps.done) if is_stopped else None, "failed": failed}
-        if not self._scheme.changes and not self.reads_blocks:
+        if is_asked and not self._scheme.changes and not self.reads_blocks:
             asked = (*(each.scheme for each in suggestions(found, most=None)), *found.remedies)
             if self._snapshot is not None:
                 no = self._snapshot.refused(asked)
