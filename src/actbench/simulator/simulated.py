@@ -271,7 +271,7 @@ def _read(
         communicated=tracker.communicated,
     )
     # workspaces were there before the step, and are no batch
-    kinds = dict(filter(lambda each: each[0] not in tracker.workspaces, kinds.items()))
+    kinds = {name: kind for name, kind in kinds.items() if name not in tracker.workspaces}
     if watch:
         parts = simulatedstep.Parts(moments, repeating, at_first, peak_at, kinds, (host_updating, host_repeating))
         watch.events = simulatedstep.whole_step(tracker, parts, watch)

@@ -89,7 +89,7 @@ class Session:
 
     reads_blocks: ClassVar[bool] = False
 
-    def __init__(self, case: Case, *, timeline: bool = True) -> None:
+    def __init__(self, case: Case, *, timeline: bool = True, drawn: DrawnStates | None = None) -> None:
         if case.script is None:
             raise MeasurementError(f"{case.name}: the case names no script")
         self.case, self.script = case, case.script
@@ -100,7 +100,7 @@ class Session:
         self.tried: Callable[[int, bool], object] = lambda batch_size, fits: None
         self.said: Callable[[str], object] = lambda text: None
         self._snapshot: Snapshot | None = None
-        self.drawn = DrawnStates()
+        self.drawn = drawn or DrawnStates()
 
     def memory(self) -> Measurement:
         """Run the script until its steps are alike, and return what a step needs.
@@ -226,8 +226,8 @@ class Session:
             return RealRun(**options)
         options |= {"raise_oom": script.raise_oom, "processes": script.processes, "reads_blocks": self.reads_blocks}
         options |= {"chosen": self.chosen, "own_process": True, "drawn": self.drawn}
-        is_asked = stepped == self._say and not script.whole and not self._scheme.changes and not self.reads_blocks
-        options["looks_ahead"] = is_asked
+        is_plain = not script.whole and not self._scheme.changes and not self.reads_blocks
+        options["looks_ahead"] = stepped == self._say and is_plain
         return Simulation(self._profile, **options)
 
     def _tell_passes(self, run: Simulation) -> None:

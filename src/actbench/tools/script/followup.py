@@ -79,8 +79,8 @@ class Session(bench.Session):
         if not found.at_most:
             return found
         self.said("as is expected")
-        other = bench.Session(self.case, timeline=False)
-        other.chosen, other.drawn = _CHOSEN, self.drawn
+        other = bench.Session(self.case, timeline=False, drawn=self.drawn)
+        other.chosen = _CHOSEN
         simulated = Forked(_silent(other.run_as_it_is)).outcome(min(limit, self._left()))
         if isinstance(simulated, Failure) or run_bytes(simulated) > run_bytes(found):
             return found
@@ -107,8 +107,8 @@ class Session(bench.Session):
 
         def begin(scheme: str) -> Forked:
             self.said(f"with {scheme}")
-            other = bench.Session(self.case.model_copy(update={"scheme": scheme, "script": script}), timeline=False)
-            other.drawn = self.drawn
+            case = self.case.model_copy(update={"scheme": scheme, "script": script})
+            other = bench.Session(case, timeline=False, drawn=self.drawn)
             return Forked(_silent(other.run_as_it_is))
 
         names = [each.scheme for each in suggestions(found)[:_TRIES]]

@@ -170,7 +170,7 @@ class Contents:
 
         def saving(own: Callable[..., None]) -> Callable[..., None]:
             def save(obj: Any, f: Any, *args: Any, **options: Any) -> None:
-                self._kept.pop(_place(f), None)
+                self.drop(f)
                 if holds_fake(obj):
                     self._note(_WRITES_NOTHING.format("torch.save"))
                 elif not self._is_ours(f) and not self.leaves(f):
@@ -193,7 +193,7 @@ class Contents:
 
         def saving(own: Callable[..., None]) -> Callable[..., None]:
             def save_file(tensors: Mapping[str, Tensor], filename: Any, *args: Any, **options: Any) -> None:
-                self._kept.pop(_place(filename), None)
+                self.drop(filename)
                 if not holds_fake(tensors) and not self.leaves(filename):
                     return own(tensors, filename, *args, **options)
                 self._note(_WRITES_NOTHING.format("safetensors.torch.save_file"))
@@ -211,13 +211,13 @@ class Contents:
 
     def _loading(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def load(f: Any, map_location: Any = None, *args: Any, **options: Any) -> Any:
-            return self._read(f, map_location) if _place(f) in self._kept else own(f, map_location, *args, **options)
+            return self._read(f, map_location) if self.has(f) else own(f, map_location, *args, **options)
 
         return load
 
     def _loading_named(self, own: Callable[..., Any]) -> Callable[..., Any]:
         def load_file(filename: Any, device: Any = "cpu", **options: Any) -> Any:
-            if _place(filename) in self._kept:
+            if self.has(filename):
                 return self._read(filename, device)
             found = own(filename, **options)  # which would write into memory of the card
             return {name: each.to(device) for name, each in found.items()}

@@ -74,7 +74,7 @@ class _Files:
             if options or is_real:  # a file that this run has written may replace an older one
                 own(src, dst, **options)
             else:
-                self._contents.leaves(dst)
+                self._contents.leaves(dst)  # which is noted
             self._contents.move(src, dst)
 
         return move
@@ -100,7 +100,7 @@ class _Files:
             if not self._is_unwritten(src):
                 return own(src, dst, *args, **options)
             place = os.path.join(dst, os.path.basename(src)) if os.path.isdir(dst) else dst
-            self._contents.leaves(place)
+            self._contents.leaves(place)  # which is noted
             self._contents.copy(src, place)
             return place
 
