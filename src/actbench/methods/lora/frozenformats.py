@@ -135,3 +135,6 @@ FROZEN_FORMATS: Final[dict[FrozenFormat, Encoding]] = {
     "awq": Int4Groups(order=False, outputs_together=True),
 }
 """What ``weights=`` names."""
+
+FLAT_PARTS: Final[dict[FrozenFormat, int]] = {"nf4": 1, "nf4_single": 1, "gptq": 2}
+"""How many parts, from the first, libraries store in the model's type for FSDP1: codes, and GPTQ's zeros."""
