@@ -71,7 +71,7 @@ def _hear_recomputed(setup: TrainingSetup, recorder: StorageRecorder, loss: Tens
     """Run the backward pass: under a reentrant checkpoint, modules first run without gradients, and act only in it."""
     before = [(parameter, parameter.grad) for parameter in setup.module.parameters()]
     with fake.shapes_only(), recorder.modules.watching(), savedtensors.observing(recorder.heard):
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
     for parameter, grad in before:
         parameter.grad = grad
 

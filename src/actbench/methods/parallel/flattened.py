@@ -72,7 +72,7 @@ def flattened(
         for handle in flat_handles(whole):
             handle._skip_writeback_check = True
     for parameter in (each for part in unsharded for each in part.parameters()):
-        parameter.register_post_accumulate_grad_hook(partial(_average, mesh.get_group()))
+        parameter.register_post_accumulate_grad_hook(partial(_average, mesh.get_group()))  # type: ignore[no-untyped-call]
     if bound is not None:
         leave_gathered(bound.hooks.packer, list(chosen))
     return whole

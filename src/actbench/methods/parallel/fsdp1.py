@@ -52,8 +52,8 @@ class Fsdp1(FullySharded):
 
         Raises:
             NothingToConvertError: Nothing is trained.
-            ConversionError: There are not as many processes, parameters of a block differ in type, or another scheme
-                does not go with it.
+            ConversionError: There are not as many processes, parameters of a block differ in type, nothing is frozen
+                beside ``adapters=whole``, or another scheme does not go with it.
         """
         from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision
 
@@ -62,6 +62,8 @@ class Fsdp1(FullySharded):
         units = self._units(setup, "FSDP1")
         if setup.processes.mesh is not None and setup.processes.mesh.ndim > 1:
             raise ConversionError(f"{self.spec} does not go with tensor parallelism: take fsdp, which is FSDP2")
+        if self.adapters == "whole" and all(each.requires_grad for each in setup.module.parameters()):
+            raise ConversionError(f"{self.spec}: nothing is frozen, so that nothing would be shared out: take ddp")
         adapters = [] if self.adapters == "together" else _adapters(setup.module)
         orders = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST}
         whole = flattened(
