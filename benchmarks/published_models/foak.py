@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 from causal_lm import _batch, _santacoder, adamw, build, copied, recomputed
+from moe import with_linear_experts
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, MistralConfig
+from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, MistralConfig, MixtralConfig
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 
@@ -55,6 +56,7 @@ def old(config: Any, length: int, dtype: torch.dtype, loss: Any) -> Any:
 CONFIGS = {
     "mistral_7b_flash": partial(MistralConfig, sliding_window=None),  # FlashAttention 2 has the window, but no mask
     "mistral_7b": MistralConfig,
+    "mixtral": partial(MixtralConfig, sliding_window=None),
     "llama_3_8b": partial(LlamaConfig, vocab_size=128256, intermediate_size=14336, num_key_value_heads=8),
     "llama_2_70b": partial(
         LlamaConfig,
@@ -94,4 +96,9 @@ def __getattr__(name: str) -> Any:
     else:
         makes = build if "448" in options else old
         made = partial(makes, CONFIGS[model], 4096, dtype, {"copied": copied, "fused": fused}[loss])
-    return partial(recomputed, made) if "recomputed" in options else made
+    return partial(_made, made, model == "mixtral", "recomputed" in options)
+
+
+def _made(made: Any, apart: bool, again: bool) -> Any:
+    model, *others = recomputed(made) if again else made()
+    return with_linear_experts(model) if apart else model, *others
