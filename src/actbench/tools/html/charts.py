@@ -112,7 +112,7 @@ class Chart:
         self._x, self._y, self._height, self.is_wide, self.width = x, y, height, is_wide, _SIZES[is_wide]
         most = round(0.4 * self.width / _LETTER)  # letters of a label
         self._left = 34 + _LETTER * min(most, max(len(label) for _, label in y.ticks))
-        self.svg = ElementTree.Element("svg", {"xmlns": _SVG, "role": "group"})
+        self.svg = ElementTree.Element("svg", {"xmlns": _SVG})
         self._top = 8.0 + self._legend(legend or {}) + _LINE
         bottom = self._top + height
         for tick, label in y.ticks:
