@@ -228,10 +228,11 @@ def below_each_other(pictures: Sequence[Picture]) -> str:
     whole = ElementTree.Element("svg", {"xmlns": _SVG, "color": "#1f2328", "font-family": "system-ui, sans-serif"})
     ElementTree.SubElement(whole, "rect", {"width": "100%", "height": "100%", "fill": "white"})
     for picture in pictures:
-        for size, line in (("16", picture.title), *(("12", line) for line in wrap(picture.about, width // 7))):
-            top += 20
-            place = {"x": "16", "y": str(top), "font-size": size, "fill": "currentColor"}
-            ElementTree.SubElement(whole, "text", place).text = line
+        for size, text in ((16, picture.title), (12, picture.about)):
+            for line in wrap(text, round(width / (0.6 * size))):
+                top += 20
+                place = {"x": "16", "y": str(top), "font-size": str(size), "fill": "currentColor"}
+                ElementTree.SubElement(whole, "text", place).text = line
         drawn = copy(picture.chart.svg)
         drawn.attrib = {**drawn.attrib, "x": "16", "y": str(top + 8)}
         whole.append(drawn)
