@@ -16,6 +16,7 @@ from actbench.model.measured import MeasuredRecord
 from actbench.report import store, tables
 from actbench.report.compare import compare
 from actbench.report.exporting import Exported
+from actbench.report.plain import plain
 from actbench.tools.html import measured
 from actbench.tools.html.flamegraph import flame_page
 from actbench.tools.html.html import html_page
@@ -146,17 +147,20 @@ def test_charts_are_drawn_with_every_row_and_hostile_names(
 ) -> None:
     records = [
         *records_of_quickstart(),
-        *(make_record(name, model=EVIL, label=name + EVIL, peak_bytes=900) for name in ("exact", "x")),
+        *(
+            make_record(name, model=EVIL, label=name + EVIL, peak_bytes=900, meter="cpu", step_seconds=(seconds,))
+            for name, seconds in (("exact", 1.0), ("x", 2.0))
+        ),
     ]
     page = opened(report(records))
     page.emulate_media(color_scheme=scheme)
     timed = [record for record in records if getattr(record.outcome, "step_seconds", None)]
     groups = page.locator("details.charts")
 
-    assert groups.evaluate_all("all => all.map(each => each.open)") == [True] + [False] * (groups.count() - 1)
+    assert groups.evaluate_all("all => all.map(each => each.open)") == [True, False]
     titles = page.locator("figure", has_text="Memory against time").locator("path title")
     told = titles.evaluate_all("all => all.map(each => each.textContent.split('\\n')[0])")
-    assert sorted(told) == sorted(record.case.scheme for record in timed)
+    assert sorted(told) == sorted(plain(record.label or record.case.scheme) for record in timed)
     assert page.locator("figure svg").count() == page.locator("figure").count() > 1
     assert page.locator("figure svg").first.bounding_box()["height"] > 100
     groups.last.locator("summary").click()

@@ -23,6 +23,7 @@ from actbench.units import GIB
 _COPIED, _SENT = 2**26, 2**24
 """Bytes of a copy that no cache holds, and of one to memory that the C library keeps, as in steps."""
 _GIGA, _MICRO = 1e9, 1e-6
+_HOST = torch.device("cpu")
 
 
 class Calibrated(NamedTuple):
@@ -71,7 +72,8 @@ def calibrate(
         )
     progress("the host")
     host = {part: each / _MICRO for part, each in host_of(where, clock, notes).items()}
-    bandwidth, link = _copying(where, clock)
+    # what is copied within a memory is read and written
+    bandwidth, of_host = (2 * _copied("target.copy_(source)", _COPIED, each, clock) for each in (where, _HOST))
     launch = points[points.kind == "elementwise"].groupby(["label", "precision"]).taken.first().median()
     properties: Any = torch.cuda.get_device_properties(where) if device == "cuda" else None
     facts, installed = machine(), versions()
@@ -82,11 +84,11 @@ def calibrate(
         "processors": properties.multi_processor_count if properties else None,
         **flops,
         "bandwidth": bandwidth,
-        "link": link,
+        "link": _copied("to_host(source)", _SENT, where, clock),
         "launch": launch,
         "source": f"actbench calibrate: {name}, {torch.get_num_threads()} threads of {facts.name}, {facts.system}, "
         f"actbench {installed.actbench}, torch {installed.torch}, Python {installed.python}, {now()}",
-        "host": {**host, "bandwidth": bandwidth},
+        "host": {**host, "bandwidth": of_host},
         "efficiencies": shares(points, flops, bandwidth, launch, on_cuda=device == "cuda"),
         "operators": operators_of(points),
     }
@@ -94,16 +96,10 @@ def calibrate(
     return Calibrated(DeviceTable.model_validate(rounded), name, tuple(notes))
 
 
-def _copying(device: torch.device, clock: Clock) -> tuple[float, float]:
-    """Return the GB/s that a copy reads and writes, and those that come to host memory."""
-    source = torch.ones(_COPIED // 4, device=device)
-    some = source[: _SENT // 4]
-    names = {"source": source, "target": torch.ones_like(source), "some": some, "to_host": hostmemory.to_host}
+def _copied(copy: str, size: int, device: torch.device, clock: Clock) -> float:
+    """Return the GB/s of a line that copies so many bytes of a device."""
+    source = torch.ones(size // 4, device=device)
+    names = {"source": source, "target": torch.ones_like(source), "to_host": hostmemory.to_host}
     timing: dict[str, Any] = {} if device.type == "cuda" else {"timer": clock}  # torch's own waits for the device
-    copies = {"target.copy_(source)": 2 * _COPIED, "to_host(some)": _SENT}
-    threads = torch.get_num_threads()
-    within, across = (
-        moved / Timer(line, globals=names, num_threads=threads, **timing).blocked_autorange().median / _GIGA
-        for line, moved in copies.items()
-    )
-    return within, across
+    timer = Timer(copy, globals=names, num_threads=torch.get_num_threads(), **timing)
+    return size / timer.blocked_autorange().median / _GIGA
