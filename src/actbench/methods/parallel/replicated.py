@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor, distributed, nn, optim
 from torch._subclasses.fake_tensor import FakeTensor
