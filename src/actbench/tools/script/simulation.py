@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.device.card import believed, refuse_nested
 from actbench.device.patches import interrupts_wait
+from actbench.device.works import Works
 from actbench.display import Displayed
 from actbench.errors import MeasurementError
 from actbench.measuring.meters.stepevents import Origin
@@ -50,7 +51,6 @@ from actbench.tools.script.libraries.libraries import prepared
 from actbench.tools.script.libraries.loggers import together
 from actbench.tools.script.observed import ObservedRun
 from actbench.tools.script.processes import groups
-from actbench.tools.script.processes.works import Works
 from actbench.tools.script.steps import reading, sharing
 from actbench.tools.script.steps.blocks import StepBlocks
 from actbench.tools.script.steps.counting import Step, Tracked
