@@ -32,7 +32,7 @@ def test_two_copies_tell_what_the_whole_model_does(scheme: str, monkeypatch: pyt
         for is_deep in (False, True):
             with monkeypatch.context() as patch:
                 if not is_deep:
-                    patch.setattr(Blocks, "copy_of", lambda blocks, model: None)
+                    patch.setattr(Blocks, "shortened", lambda blocks, model: None)
                 planner = made.planner(case, Asked(), found)
                 planner.run()
             learned[is_deep] = planner.space.ways[0].changes
@@ -48,9 +48,23 @@ def test_two_copies_tell_what_the_whole_model_does(scheme: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("model", "copy"), [("tiny-llama", "tiny-llama@num_hidden_layers=4"), ("own.py:build", None), ("vit_l_16", None)]
+    ("model", "kinds", "copy"),
+    [
+        ("tiny-llama", "aaaaaaaaaaaa", "tiny-llama@num_hidden_layers=4"),
+        ("tiny-llama", "aaaabbbbbbba", None),  # its config has one number for both
+        ("own.py:build", "aaaaaaaaaaaa", None),
+        ("vit_l_16", "aaaaaaaaaaaa", "vit_l_16@without=blocks.[2-10]"),
+        ("resnet50", "abbcdddefff", "resnet50@without=blocks.2/blocks.[5-6]/blocks.9"),
+        ("resnet50", "abcdefghhijk", None),  # it would hardly be shorter
+        ("resnet50", "abbb", None),
+    ],
 )
-def test_only_models_with_a_config_have_shorter_copies(model: str, copy: str | None) -> None:
-    blocks = Blocks(tuple(f"blocks.{place}" for place in range(12)), ("block",) * 12)
+def test_a_copy_has_one_of_each_row_of_equal_blocks(model: str, kinds: str, copy: str | None) -> None:
+    blocks = Blocks(tuple(f"blocks.{place}" for place in range(len(kinds))), tuple(kinds))
 
-    assert blocks.copy_of(model) == copy
+    found = blocks.shortened(model)
+
+    assert (None if found is None else found.copy) == copy
+    if found is not None:
+        stand_ins = [kinds[found.chosen[place]] for place in found.places]
+        assert stand_ins == [*kinds]

@@ -83,7 +83,7 @@ class Joins:
         for action, (case, _) in cases.items():
             outcome, trace = outcomes.get(case), self._trace(case, outcomes.get(case))
             if trace is not None and len(trace.blocks) < len(base.blocks):
-                trace = trace.repeated(base.blocks)
+                trace = trace.repeated(base.blocks, self.survey.space.blocks.places)
             found[action] = None if outcome is None or trace is None else (outcome, trace)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -102,7 +102,8 @@ class Planner(Survey):
         Call it before plans are made.
         """
         exact = self.known([self.exact])[self.exact]
-        meter = ErrorMeter(self.exact, exact.weights_bytes, self.space.blocks, self.simulate)
+        blocks = self.space.blocks if self.space.blocks.grows else replace(self.space.blocks, copy=None)
+        meter = ErrorMeter(self.exact, exact.weights_bytes, blocks, self.simulate)
         self.space.know(meter.run(*self.space.inexact()), (most / MARGIN) ** 2)
 
     # -- what was found -----------------------------------------------------------------------------------------------

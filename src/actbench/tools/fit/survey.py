@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final, TypeVar
 
+import numpy as np
+
 from actbench.errors import MeasurementError
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case, Failure
@@ -28,6 +30,7 @@ LEAST_SHARE: Final = 0.02
 _LEAST_SECONDS = 0.005  # share of a step's time that its optimizer takes, from which on a faster one is tried
 _MOST_PARTS = 8  # numbers of micro-batches
 _MOST_WAYS = 4  # of computing, beyond the first
+_LIKE_WHOLE = 0.01  # share of a block's bytes and seconds that those of a copy may be off
 _ALIKE = 1.05  # times the bytes or seconds of another way; less is no reason to look at both
 
 Item = TypeVar("Item")
@@ -122,11 +125,12 @@ class Survey:
                     slower = cut.exact.total_seconds / first.exact.total_seconds
                     self._add_parts(way, each, cut.parts, way.exact.cut(cut.parts, slower))
         for around in others:  # they may be a plan as they are
-            costs = self._costs(around)
-            if costs is not None:
-                way = Way(around, 1, costs)
-                self._learn(way, [AS_IT_IS])
-                self.space.ways += [way] if way.actions or not self.space.blocks.paths else []
+            costs, outcome = self._costs(around), self.outcomes.get(self._cases(around)[0])
+            if costs is not None and isinstance(outcome, Measurement):
+                blocks = self.space.blocks if self.space.blocks.grows else replace(self.space.blocks, copy=None)
+                unchanged = Effect.of(outcome, outcome, blocks)
+                if unchanged is not None or not blocks.paths:
+                    self.space.ways.append(Way(around, 1, costs, actions={AS_IT_IS: unchanged} if unchanged else {}))
 
     # -- what is simulated --------------------------------------------------------------------------------------------
 
@@ -154,14 +158,20 @@ class Survey:
 
     def _find_copy(self) -> None:
         """Simulate a copy with few blocks, and use it if its blocks are those of the model."""
-        model = self.space.blocks.copy_of(self.exact.model) if self.exact.script is None else None
-        if model is None:
+        found = self.space.blocks.shortened(self.exact.model) if self.exact.script is None else None
+        if found is None or found.copy is None:
             return
-        case = self._exact_of(model)
+        case = self._exact_of(found.copy)
         copy = self.measured({case: Plan()}).get(case)
-        if copy is not None and copy.blocks is not None and self.space.blocks.is_told_by(copy.blocks):
-            paths = tuple(block.path for block in copy.blocks.blocks)
-            self.space.blocks = replace(self.space.blocks, copy=model, copied=paths)
+        told, whole = Costs.of(copy), Costs.of(self.outcomes[self.exact])
+        if copy is None or copy.blocks is None or told is None or whole is None or not found.is_told_by(copy.blocks):
+            return
+        found = replace(found, copied=tuple(block.path for block in copy.blocks.blocks))
+        # equal blocks may have other things between them: what follows the last block of a stage counts as its own
+        if np.allclose(told.at(found.places).seconds, whole.seconds, rtol=_LIKE_WHOLE) and np.allclose(
+            told.at(found.places).held, whole.held, rtol=_LIKE_WHOLE
+        ):
+            self.space.blocks = found
 
     # -- one way of computing -----------------------------------------------------------------------------------------
 
@@ -209,7 +219,7 @@ class Survey:
     def _cases(self, around: Action) -> list[Case]:
         """Return what tells of changes around the blocks: two copies of a deep model, or else the model itself."""
         model, blocks = self.exact.model, self.space.blocks
-        models = [with_blocks(model, count) for count in COPIES] if blocks.copy else [model]
+        models = [with_blocks(model, count) for count in COPIES] if blocks.grows else [model]
         return [Plan(around).case(self._exact_of(name), blocks.part) for name in models]
 
     def _costs(self, around: Action, parts: int = 1) -> Costs | None:
