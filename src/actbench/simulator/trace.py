@@ -158,6 +158,19 @@ class Trace:
         except LookupError:
             return None
 
+    def of_blocks(self) -> list[tuple[Label, list[tuple[tuple[Label, int], int]], list[Done]]]:
+        """Return what blocks do with what they allocate themselves, and their operators."""
+        keys = self.keys()
+        return [
+            (
+                label,
+                [(keys[name], amount) for name, amount in segment.events if keys[name][0].block == label.block],
+                [self.operators[place] for place in segment.operators],
+            )
+            for label, segment in self.segments.items()
+            if label.block >= 0
+        ]
+
     def keys(self) -> dict[int, tuple[Label, int]]:
         """Return of each storage the segment that allocates it, and how many this segment allocates before it."""
         found: dict[int, tuple[Label, int]] = {}

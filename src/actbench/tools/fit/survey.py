@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final, TypeVar
 
-import numpy as np
-
 from actbench.errors import MeasurementError
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case, Failure
 from actbench.report.advice import needed_bytes
 from actbench.scheme.base import SAVED_TENSORS
+from actbench.simulator.trace import Trace
 from actbench.tools.fit.answer import USUAL
 from actbench.tools.fit.costs import AROUND, COPIES, Blocks, Costs, Effect, Way, change_in_parts
 from actbench.tools.fit.errors import Simulate
@@ -30,7 +29,6 @@ LEAST_SHARE: Final = 0.02
 _LEAST_SECONDS = 0.005  # share of a step's time that its optimizer takes, from which on a faster one is tried
 _MOST_PARTS = 8  # numbers of micro-batches
 _MOST_WAYS = 4  # of computing, beyond the first
-_LIKE_WHOLE = 0.01  # share of a block's bytes and seconds that those of a copy may be off
 _ALIKE = 1.05  # times the bytes or seconds of another way; less is no reason to look at both
 
 Item = TypeVar("Item")
@@ -163,15 +161,20 @@ class Survey:
             return
         case = self._exact_of(found.copy)
         copy = self.measured({case: Plan()}).get(case)
-        told, whole = Costs.of(copy), Costs.of(self.outcomes[self.exact])
-        if copy is None or copy.blocks is None or told is None or whole is None or not found.is_told_by(copy.blocks):
+        if copy is None or copy.blocks is None or not found.is_told_by(copy.blocks):
             return
         found = replace(found, copied=tuple(block.path for block in copy.blocks.blocks))
-        # equal blocks may have other things between them: what follows the last block of a stage counts as its own
-        if np.allclose(told.at(found.places).seconds, whole.seconds, rtol=_LIKE_WHOLE) and np.allclose(
-            told.at(found.places).held, whole.held, rtol=_LIKE_WHOLE
-        ):
+        # blocks of equal parameters may do different things, or others may follow them: a pooling behind a stage
+        if found.grows or self._does_what_the_model_does(copy, found):
             self.space.blocks = found
+
+    def _does_what_the_model_does(self, copy: Measurement, blocks: Blocks) -> bool:
+        """Whether each block of the model does what the one of a copy that stands for it does."""
+        exact = self.known([self.exact])[self.exact]
+        if copy.trace is None or exact.trace is None:
+            return False
+        grown = Trace.unpacked(copy.trace).repeated(blocks.paths, blocks.places)
+        return grown is not None and grown.of_blocks() == Trace.unpacked(exact.trace).of_blocks()
 
     # -- one way of computing -----------------------------------------------------------------------------------------
 
