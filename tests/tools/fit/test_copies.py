@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from marks import slow_or_exhaustive
+from surveyed import planner_of
 
 from actbench.model.records import Case
 from actbench.simulator import profiles
@@ -45,6 +46,25 @@ def test_two_copies_tell_what_the_whole_model_does(scheme: str, monkeypatch: pyt
     for change, known in learned[False].items():
         for each in AROUND:
             np.testing.assert_allclose(getattr(learned[True][change], each), getattr(known, each), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.slow
+def test_a_copy_without_blocks_tells_what_is_done_with_each_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    schemes, settings = ("checkpoint", "offload"), {"batch_size": 64, "image_size": 64}
+    short = planner_of("resnet50", schemes, **settings)
+    monkeypatch.setattr(Blocks, "shortened", lambda blocks, model: None)
+    whole = planner_of("resnet50", schemes, **settings)
+
+    assert (short.space.blocks.is_thinned, whole.space.blocks.copy) == (True, None)
+    (told,), (true,) = short.space.ways, whole.space.ways
+    assert told.actions.keys() == true.actions.keys()
+    assert len(true.actions) > len(schemes)
+    for action, effect in true.actions.items():
+        assert told.actions[action].keeps_output == effect.keeps_output
+        assert told.actions[action].frees_input == effect.frees_input
+        for name in ("held", "forward", "backward", "gradients", "seconds"):
+            mine, theirs = getattr(told.actions[action].costs, name), getattr(effect.costs, name)
+            np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize(

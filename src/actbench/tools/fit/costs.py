@@ -87,6 +87,11 @@ class Blocks:
         return self.copy is not None and takes_changes(self.copy)
 
     @property
+    def is_thinned(self) -> bool:
+        """Whether the copy is the model without some of its blocks; what is around them is then the model's."""
+        return self.copy is not None and not self.grows
+
+    @property
     def whole(self) -> Places:
         """Where candidates act in the model."""
         return Places(self.paths, self.rest)

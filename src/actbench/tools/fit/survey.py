@@ -9,14 +9,18 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final, TypeVar
 
+import numpy as np
+
 from actbench.errors import MeasurementError
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case, Failure
 from actbench.report.advice import needed_bytes
 from actbench.scheme.base import SAVED_TENSORS
+from actbench.simulator import profiles
+from actbench.simulator.cost.clock import estimate
 from actbench.simulator.trace import Trace
 from actbench.tools.fit.answer import USUAL
-from actbench.tools.fit.costs import AROUND, COPIES, Blocks, Costs, Effect, Way, change_in_parts
+from actbench.tools.fit.costs import AROUND, COPIES, Blocks, Costs, Effect, Floats, Way, change_in_parts
 from actbench.tools.fit.errors import Simulate
 from actbench.tools.fit.plan import AS_IT_IS, Action, Candidate, Candidates, Plan, stand_together, training_of
 from actbench.tools.fit.solver import Point, lower_hull
@@ -125,7 +129,7 @@ class Survey:
         for around in others:  # they may be a plan as they are
             costs, outcome = self._costs(around), self.outcomes.get(self._cases(around)[0])
             if costs is not None and isinstance(outcome, Measurement):
-                blocks = self.space.blocks if self.space.blocks.grows else replace(self.space.blocks, copy=None)
+                blocks = replace(self.space.blocks, copy=None) if self.space.blocks.is_thinned else self.space.blocks
                 unchanged = Effect.of(outcome, outcome, blocks)
                 if unchanged is not None or not blocks.paths:
                     self.space.ways.append(Way(around, 1, costs, actions={AS_IT_IS: unchanged} if unchanged else {}))
@@ -165,7 +169,7 @@ class Survey:
             return
         found = replace(found, copied=tuple(block.path for block in copy.blocks.blocks))
         # blocks of equal parameters may do different things, or others may follow them: a pooling behind a stage
-        if found.grows or self._does_what_the_model_does(copy, found):
+        if not found.is_thinned or self._does_what_the_model_does(copy, found):
             self.space.blocks = found
 
     def _does_what_the_model_does(self, copy: Measurement, blocks: Blocks) -> bool:
@@ -175,6 +179,25 @@ class Survey:
             return False
         grown = Trace.unpacked(copy.trace).repeated(blocks.paths, blocks.places)
         return grown is not None and grown.of_blocks() == Trace.unpacked(exact.trace).of_blocks()
+
+    def _seconds(self, copy: Measurement) -> Floats:
+        """Return the time of each block of the model, from the trace of a copy without some of them.
+
+        Copies to host memory wait for those of the blocks before, so that a block takes longer among more.
+        """
+        blocks, profile = self.space.blocks, profiles.get(self.exact.device_profile or profiles.DEFAULT)
+        grown = Trace.unpacked(copy.trace).repeated(blocks.paths, blocks.places) if copy.trace else None
+        told = Costs.of(copy)
+        if grown is None or profile.rates is None:
+            return told.at(blocks.places).seconds if told is not None else np.zeros(len(blocks.paths))
+        labels = [label for label, segment in grown.segments.items() for _ in segment.operators]
+        done = [grown.operators[place] for segment in grown.segments.values() for place in segment.operators]
+        passed = [0.0]
+        estimate(done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda, passed=passed)
+        seconds = np.zeros(len(blocks.paths))
+        for label, (begun, ended) in zip(labels, itertools.pairwise(passed), strict=True):
+            seconds[label.block] += (ended - begun) * (label.block >= 0)
+        return seconds
 
     # -- one way of computing -----------------------------------------------------------------------------------------
 
@@ -258,6 +281,9 @@ class Survey:
         for action, (case, _) in told.items():
             self._note(action, case)
             effect = Effect.of(before, found[case], self.space.blocks) if case in found else None
+            if effect is not None and self.space.blocks.is_thinned:
+                seconds = self._seconds(found[case]) - self._seconds(before)
+                effect = replace(effect, costs=replace(effect.costs, seconds=seconds))
             if effect is not None and (not action or effect.is_felt):
                 way.actions[action] = effect
 
