@@ -8,7 +8,6 @@ import inspect
 import io
 import re
 import warnings
-from collections.abc import Mapping
 from contextlib import redirect_stderr
 from pathlib import Path
 from pickle import UnpicklingError
@@ -27,7 +26,6 @@ from actbench.scheme.only import parts_of
 from actbench.scheme.setup import TrainingSetup
 from actbench.workload import base, folder
 from actbench.workload.base import construct, float_type
-from actbench.workload.names import WITHOUT
 
 models: Any = torchvision.models  # type checkers do not see the names that it re-exports
 
@@ -97,13 +95,13 @@ def smallest_size(name: str) -> int:
 class TorchvisionWorkload(base.Workload):
     """A torchvision classification model on random images of 1000 classes, with cross-entropy.
 
-    Sequence length and attention implementation have no effect. ``changes`` may have the modules that are left out.
+    Sequence length and attention implementation have no effect. ``without`` has patterns of modules that are left out.
 
     Raises:
         ModelError: There is no such classification model, or the case asks for another task.
     """
 
-    def __init__(self, name: str, case: Case, changes: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, case: Case, without: tuple[str, ...] = ()) -> None:
         check_torchvision_name(name)
         self.task = tasks()[name]
         if case.task not in ("auto", self.task):
@@ -111,7 +109,7 @@ class TorchvisionWorkload(base.Workload):
         self.name = name
         self.case = case
         self.spec = case.model
-        self._left_out = tuple(filter(None, str(changes.get(WITHOUT, "")).split("/")))
+        self._left_out = without
         self.size = edges(case.image_size or self.usual_size())
         self.check_size()
 
