@@ -276,6 +276,9 @@ def _search(planner: Planner, made: Simulations, asked: Asked, limit: int) -> No
         planner.try_usual()
     with made.searching("single changes", _OF_SINGLE_CHANGES):
         planner.begin()
+    if asked.max_gradient_error is None:
+        with made.searching("plans"):
+            planner.answer(limit, levels)  # before the time may end
     with made.searching("other ways of computing", _OF_OTHER_WAYS):
         planner.look_further()
     if asked.max_gradient_error is not None:
