@@ -93,5 +93,6 @@ def recomputed(made: Callable[[], Any]) -> Any:
 mistral_7b_copied = partial(build, MistralConfig, 4096, inside=copied)
 mistral_7b_copied_recomputed = partial(recomputed, mistral_7b_copied)
 santacoder_copied = partial(build, _santacoder, 2048, inside=partial(copied, dtype=None))
+llama_2_7b_copied_recomputed = partial(recomputed, partial(build, LlamaConfig, 2048, inside=copied))
 llama_2_7b_kept = partial(build, LlamaConfig, 2048, torch.float32)
 llama_2_7b_kept_bf16 = partial(build, LlamaConfig, 2048)

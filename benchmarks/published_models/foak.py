@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 from causal_lm import _batch, _santacoder, adamw, build, copied, recomputed
+from moe import with_linear_experts
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, MistralConfig
+from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, MistralConfig, MixtralConfig
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 
 class _InPlace(torch.autograd.Function):
@@ -45,51 +47,58 @@ def after(module: nn.Module, batch: Mapping[str, Tensor], loss: Any) -> Tensor:
     return total
 
 
-def old(config: Any, length: int, loss: Any, dtype: torch.dtype = torch.bfloat16) -> Any:
+def old(config: Any, length: int, dtype: torch.dtype, loss: Any) -> Any:
     """Return the model, its batches, the loss as transformers 4.45 led to it, and the optimizer."""
     model = AutoModelForCausalLM.from_config(config(), attn_implementation="sdpa", dtype=dtype)
     return model, partial(_batch, model.config.vocab_size, length), partial(after, loss=loss), adamw
 
 
-_llama_3_8b = partial(LlamaConfig, vocab_size=128256, intermediate_size=14336, num_key_value_heads=8)
-_llama_2_70b = partial(
-    LlamaConfig,
-    hidden_size=8192,
-    intermediate_size=28672,
-    num_hidden_layers=80,
-    num_attention_heads=64,
-    num_key_value_heads=8,
-)
-_powerlm_3b = partial(
-    GraniteConfig,
-    vocab_size=49152,
-    hidden_size=2304,
-    intermediate_size=9216,
-    num_hidden_layers=40,
-    num_attention_heads=36,
-    tie_word_embeddings=True,
-)
+CONFIGS = {
+    "mistral_7b_flash": partial(MistralConfig, sliding_window=None),  # FlashAttention 2 has the window, but no mask
+    "mistral_7b": MistralConfig,
+    "mixtral": partial(MixtralConfig, sliding_window=None),
+    "llama_3_8b": partial(LlamaConfig, vocab_size=128256, intermediate_size=14336, num_key_value_heads=8),
+    "llama_2_70b": partial(
+        LlamaConfig,
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+    ),
+    "powerlm_3b": partial(
+        GraniteConfig,
+        vocab_size=49152,
+        hidden_size=2304,
+        intermediate_size=9216,
+        num_hidden_layers=40,
+        num_attention_heads=36,
+        tie_word_embeddings=True,
+    ),
+}
+TYPES = {"fp16": torch.float16, "fp32": torch.float32}
 
-mistral_7b_copied_448_fp16 = partial(build, MistralConfig, 4096, torch.float16, copied)
-mistral_7b_fused_448 = partial(build, MistralConfig, 4096, torch.bfloat16, fused)
-mistral_7b_fused_448_fp16 = partial(build, MistralConfig, 4096, torch.float16, fused)
-llama_2_70b_copied_448 = partial(build, _llama_2_70b, 4096, torch.bfloat16, copied)
-llama_2_70b_copied_448_fp16 = partial(build, _llama_2_70b, 4096, torch.float16, copied)
-llama_2_70b_fused_448 = partial(build, _llama_2_70b, 4096, torch.bfloat16, fused)
-llama_2_70b_fused_448_fp16 = partial(build, _llama_2_70b, 4096, torch.float16, fused)
 santacoder_fused_448 = partial(build, _santacoder, 2048, torch.bfloat16, partial(fused, dtype=None))
 
-mistral_7b_fused = partial(old, MistralConfig, 4096, fused)
-mistral_7b_fused_fp16 = partial(old, MistralConfig, 4096, fused, torch.float16)
-mistral_7b_fused_fp32 = partial(old, MistralConfig, 4096, fused, torch.float32)
-llama_3_8b_fused = partial(old, _llama_3_8b, 4096, fused)
-llama_3_8b_fused_fp16 = partial(old, _llama_3_8b, 4096, fused, torch.float16)
-llama_3_8b_fused_fp32 = partial(old, _llama_3_8b, 4096, fused, torch.float32)
-powerlm_3b_copied = partial(old, _powerlm_3b, 4096, copied)
-powerlm_3b_fused = partial(old, _powerlm_3b, 4096, fused)
 
-mistral_7b_fused_448_recomputed = partial(recomputed, mistral_7b_fused_448)
-mistral_7b_fused_recomputed = partial(recomputed, mistral_7b_fused)
-llama_3_8b_fused_recomputed = partial(recomputed, llama_3_8b_fused)
-powerlm_3b_copied_recomputed = partial(recomputed, powerlm_3b_copied)
-powerlm_3b_fused_recomputed = partial(recomputed, powerlm_3b_fused)
+def __getattr__(name: str) -> Any:
+    """Return what builds a model of 4,096 tokens: ``MODEL_LOSS``, ``_448`` and a type other than bf16.
+
+    A ``plain`` loss is that of the installed transformers; ``_recomputed`` layers are recomputed around FSDP's units.
+    """
+    model = next((each for each in CONFIGS if name.startswith(f"{each}_")), None)
+    if model is None:
+        raise AttributeError(name)
+    loss, *options = name.removeprefix(f"{model}_").split("_")
+    dtype = next((TYPES[each] for each in options if each in TYPES), torch.bfloat16)
+    if loss == "plain":
+        made = partial(build, CONFIGS[model], 4096, dtype, ForCausalLMLoss)
+    else:
+        makes = build if "448" in options else old
+        made = partial(makes, CONFIGS[model], 4096, dtype, {"copied": copied, "fused": fused}[loss])
+    return partial(_made, made, model == "mixtral", "recomputed" in options)
+
+
+def _made(made: Any, apart: bool, again: bool) -> Any:
+    model, *others = recomputed(made) if again else made()
+    return with_linear_experts(model) if apart else model, *others

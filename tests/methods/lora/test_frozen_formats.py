@@ -10,7 +10,7 @@ import torch
 from adaptedmodels import Net, batch, built, setup_of
 from torch import nn
 
-from actbench import scheme as schemes
+from actbench import base_state_dict, scheme as schemes
 from actbench.errors import ConversionError
 from actbench.measuring import bench
 from actbench.methods.lora.frozenformats import FROZEN_FORMATS, FrozenFormat
@@ -52,6 +52,17 @@ def test_parts_have_the_bytes_of_their_library_and_values_are_within_half_a_step
     assert bool(((found - matrix).abs() <= half_step + 1e-6).all())
 
 
+def test_one_group_of_all_inputs_has_one_scale_for_each_output() -> None:
+    module: Any = schemes.build("qlora:4,weights=gptq,group=0").apply(setup_of(Net())).module
+    layers = [part for part in module.modules() if isinstance(part, FrozenLinear)]
+
+    assert layers
+    for layer in layers:
+        codes, _, scales, _ = layer.packed_weight
+        assert codes.nbytes == layer.out_features * layer.in_features // 2
+        assert scales.shape == (1, layer.out_features)
+
+
 @pytest.mark.parametrize("name", ["int8", "gptq", "awq"])
 def test_a_matrix_of_the_format_s_own_values_comes_back(name: FrozenFormat) -> None:
     encoding = FROZEN_FORMATS[name]
@@ -60,6 +71,30 @@ def test_a_matrix_of_the_format_s_own_values_comes_back(name: FrozenFormat) -> N
     matrix = values * 0.25
 
     assert torch.equal(encoding.decode(encoding.encode(matrix, torch.tensor(0)), (16, 128), torch.float32), matrix)
+
+
+@pytest.mark.parametrize("name", ["nf4", "nf4_single", "gptq"])
+def test_codes_in_the_model_s_type_are_the_same_bits(name: str) -> None:
+    def packed(storage: str) -> Any:
+        torch.manual_seed(0)
+        return schemes.build(f"qlora:4,weights={name}{storage}").apply(built(dtype="bfloat16")).module
+
+    own, flat = packed(""), packed(",storage=model")
+    given, types = batch(dtype="bfloat16"), {parameter.dtype for parameter in flat.parameters()}
+    losses = [model(**given).loss for model in (own, flat)]
+    for loss in losses:
+        loss.backward()
+
+    assert types == {torch.bfloat16, torch.float32}  # the adapters
+    assert torch.equal(*losses)
+    grads = [[p.grad for p in model.parameters() if p.grad is not None] for model in (own, flat)]
+    assert len(grads[0]) == len(grads[1])
+    assert all(map(torch.equal, *grads))
+    weights, same = (base_state_dict(model) for model in (own, flat))
+    assert all(torch.equal(weights[key], same[key]) for key in weights.keys() | same.keys())
+    assert flat.state_dict().keys() != own.state_dict().keys()
+    with pytest.raises(ConversionError, match=r"codes stored as torch.bfloat16 were cast to torch.float16"):
+        flat.half()(**given)
 
 
 @pytest.mark.parametrize("name", BYTES)

@@ -27,10 +27,22 @@ class Block(nn.Module):
         return result
 
 
-def network() -> nn.Module:
-    """Return layers of 33 rows and 7, which two processes do not divide."""
+class Adapted(Block):
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.linear.requires_grad_(False)
+        self.adapter = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = super().forward(x) + self.adapter(x)
+        return result
+
+
+def network(spec: str) -> nn.Module:
+    """Return layers of 33 rows and 7, which two processes do not divide; with frozen ones if adapters are named."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 33), Block(33), nn.LayerNorm(33), Block(33), nn.Linear(33, 7))
+    kind = Adapted if "adapters=" in spec else Block
+    return nn.Sequential(nn.Linear(5, 33), kind(33), nn.LayerNorm(33), kind(33), nn.Linear(33, 7))
 
 
 def loss(model: nn.Module, batch: Batch) -> Tensor:
@@ -38,9 +50,9 @@ def loss(model: nn.Module, batch: Batch) -> Tensor:
     return error
 
 
-def setup() -> TrainingSetup:
+def setup(spec: str) -> TrainingSetup:
     return TrainingSetup(
-        network(),
+        network(spec),
         loss=loss,
         make_optimizer=lambda module: torch.optim.AdamW(module.parameters(), lr=0.01, foreach=False),
     )
@@ -74,14 +86,14 @@ def check(spec: str) -> None:
     whole = batches(count)
     own = [{name: value[rank * ROWS : (rank + 1) * ROWS] for name, value in batch.items()} for batch in whole]
 
-    alone = trained(setup(), whole)
-    together = trained(actbench.apply(setup(), spec), own)
+    alone = trained(setup(spec), whole)
+    together = trained(actbench.apply(setup(spec), spec), own)
 
     assert together.keys() == alone.keys(), spec
-    before = dict(network().named_parameters())
+    before = dict(network(spec).named_parameters())
     for name, parameter in together.items():
         assert torch.allclose(parameter, alone[name], rtol=1e-4, atol=1e-5), (spec, name)
-        assert not torch.allclose(parameter, before[name], atol=1e-3), (spec, name)
+        assert torch.allclose(parameter, before[name], atol=1e-3) != before[name].requires_grad, (spec, name)
 
 
 if __name__ == "__main__":

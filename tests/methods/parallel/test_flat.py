@@ -59,12 +59,14 @@ def test_frozen_parameters_of_a_flat_one_have_gradients() -> None:
         return nn.Sequential(Adapted(), Adapted(), Adapted())
 
     matrix = FLOAT * WIDTH * WIDTH
-    specs = ("fsdp1:8", "fsdp:8", "fsdp1:8,adapters=apart")
-    flat, separate, apart = (read(net(), spec, WIDTH, torch.optim.SGD) for spec in specs)
+    specs = ("fsdp1:8", "fsdp:8", "fsdp1:8,adapters=apart", "fsdp1:8,adapters=whole")
+    flat, separate, apart, whole = (read(net(), spec, WIDTH, torch.optim.SGD) for spec in specs)
 
     assert separate.gradients_bytes == apart.gradients_bytes == 3 * matrix // 8
     assert flat.gradients_bytes == 6 * matrix // 8
     assert flat.peak_bytes >= separate.peak_bytes + matrix
+    assert whole.gradients_bytes == 3 * matrix
+    assert whole.weights_bytes == 3 * (matrix + matrix // 8)
 
 
 def test_a_flat_parameter_has_one_type() -> None:
@@ -79,6 +81,7 @@ def test_a_flat_parameter_has_one_type() -> None:
     ("spec", "optimizer", "reason"),
     [
         ("fsdp1:2", torch.optim.Adafactor, "fsdp1:2: Adafactor updates a parameter as a whole"),
+        ("fsdp1:2,adapters=whole", torch.optim.SGD, "nothing is frozen.*: take ddp"),
         ("gact+fsdp1:2", torch.optim.SGD, "which FSDP1 does not gather the parameters for"),
     ],
 )

@@ -15,6 +15,8 @@ STACKED = (
     "checkpoint,blocks=Block+fsdp:{}",
     "checkpoint,blocks=Block+fsdp1:{},prefetch=none",
     "accumulate:2+fsdp1:{}",
+    "fsdp1:{},adapters=apart",
+    "accumulate:2+fsdp1:{},adapters=whole",
     "accumulate:2+ddp:{}",
     "ddp:{},bucket_view=false",
 )

@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from actbench.measuring.inspection.recorder import StorageRecorder, traced
 from actbench.model.ledger import Ledger, SavedTensor, display_path
 from actbench.packing import savedtensors
+from actbench.packing.graphs import nodes_of
 from actbench.packing.savedtensors import Source
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup
@@ -34,18 +35,6 @@ class Argument:
 
     name: str
     tensors: tuple[Tensor, ...]
-
-
-def nodes_of(loss: Tensor) -> list[Node]:
-    """Return every node in the graph of a loss, in forward order."""
-    found: set[Node] = set()
-    waiting = [loss.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            waiting.extend(following for following, _ in node.next_functions)
-    return sorted(found, key=lambda node: node._sequence_nr())
 
 
 def arguments_of(node: Node) -> Iterator[Argument]:

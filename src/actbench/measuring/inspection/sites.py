@@ -12,12 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from actbench.errors import IdleError, NothingToConvertError
-from actbench.measuring.inspection.recorder import SavedStorage, traced
+from actbench.measuring.inspection.recorder import SavedStorage, StorageRecorder, traced
 from actbench.model.ledger import OUTSIDE, display_path
 from actbench.model.records import Site, Unreached
+from actbench.packing import savedtensors
+from actbench.packing.graphs import is_reentrant
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import Part, TrainingSetup
+from actbench.simulator import fake
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,20 @@ class Trace:
 
 def trace(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Trace:
     """Run one training forward of a setup on fake tensors, and return what it saves; see :func:`traced`."""
-    with traced(setup, make_batch) as (recorder, _):
-        return Trace(recorder.kept(), recorder.calls, frozenset(recorder.acted))
+    with traced(setup, make_batch) as (recorder, loss):
+        kept, calls = recorder.kept(), dict(recorder.calls)
+        if is_reentrant(loss):
+            _hear_recomputed(setup, recorder, loss)
+        return Trace(kept, calls, frozenset(recorder.acted))
+
+
+def _hear_recomputed(setup: TrainingSetup, recorder: StorageRecorder, loss: Tensor) -> None:
+    """Run the backward pass: under a reentrant checkpoint, modules first run without gradients, and act only in it."""
+    before = [(parameter, parameter.grad) for parameter in setup.module.parameters()]
+    with fake.shapes_only(), recorder.modules.watching(), savedtensors.observing(recorder.heard):
+        loss.backward()  # type: ignore[no-untyped-call]
+    for parameter, grad in before:
+        parameter.grad = grad
 
 
 def inspect(before: Trace, after: Trace, setup: TrainingSetup) -> tuple[tuple[Site, ...], tuple[Unreached, ...]]:

@@ -27,6 +27,7 @@ from actbench.methods.actnn.solver import all_spent
 from actbench.ops import noise
 from actbench.packing import SiteState
 from actbench.packing.copies import buffers_kept, copied, is_cache, is_empty
+from actbench.packing.graphs import is_reentrant
 from actbench.packing.hooked.hooks import PROBE_BITS, Hooks
 from actbench.packing.packer import own_tensors
 
@@ -111,7 +112,7 @@ class Probing:
             stack.enter_context(_at_least(KEPT_BITS, hooks))
             hooks.forget_seen()
             loss = loss_of()
-            if _is_recomputed(loss):
+            if is_reentrant(loss):
                 _warn_of_recomputation()
                 return
             chosen = _shared_out(self, hooks, module, loss)
@@ -130,20 +131,6 @@ def _random_numbers_kept(module: nn.Module) -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-
-
-def _is_recomputed(loss: Tensor) -> bool:
-    """Return whether a part of the graph of a loss is torch's re-entrant checkpointing."""
-    seen, left = set(), [loss.grad_fn]
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        if node.name() == "CheckpointFunctionBackward":
-            return True
-        seen.add(node)
-        left += [following for following, _ in node.next_functions]
-    return False
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
+from actbench.errors import ConversionError
 from actbench.methods.formats.encodings import Encoding, Parts
 from actbench.ops.noise import fresh_seed
 from actbench.packing.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
@@ -66,9 +67,16 @@ class FrozenLinear(nn.Module):
         encoding: The format.
         own_type: Whether products are computed in the weight's type and returned in that of the inputs, as
             bitsandbytes' layers do; by default they are computed in the type of the inputs.
+        flat: How many parts, from the first, are parameters of the weight's type, of the same bits; those after them
+            are buffers. By default all are parameters of types of their own.
+
+    Raises:
+        ValueError: The bytes of such a part are no multiple of those of a number of the weight's type.
     """
 
-    def __init__(self, layer: nn.Module, encoding: Encoding, *, own_type: bool = False) -> None:
+    def __init__(
+        self, layer: nn.Module, encoding: Encoding, *, own_type: bool = False, flat: int | None = None
+    ) -> None:
         super().__init__()
         weight: Any = layer.weight
         self.transposed = is_conv1d(type(layer))
@@ -81,7 +89,13 @@ class FrozenLinear(nn.Module):
             )
         else:
             parts = encoding.encode(matrix, fresh_seed(matrix))
-        self.packed_weight = nn.ParameterList(nn.Parameter(part, requires_grad=False) for part in parts)
+        self._types = tuple(part.dtype for part in parts[:flat]) if flat else ()
+        if odd := [part for part in parts[:flat] if part.nbytes % self.dtype.itemsize]:
+            raise ValueError(f"{odd[0].nbytes} bytes of codes are no whole numbers of {self.dtype}")
+        stored = (part.contiguous().view(self.dtype) if flat else part for part in parts[:flat])
+        self.packed_weight = nn.ParameterList(nn.Parameter(part, requires_grad=False) for part in stored)
+        for index, part in enumerate(parts[len(self.packed_weight) :], len(self.packed_weight)):
+            self.register_buffer(f"packed_weight_{index}", part)
         self.bias: Any = layer.bias
         carry_hooks(layer, self)
 
@@ -109,7 +123,15 @@ class FrozenLinear(nn.Module):
 
     @property
     def _parts(self) -> Parts:
-        return tuple(self.packed_weight)
+        if not self._types:
+            return tuple(self.packed_weight)
+        if changed := {part.dtype for part in self.packed_weight} - {self.dtype}:
+            raise ConversionError(
+                f"qlora: codes stored as {self.dtype} were cast to {changed.pop()}, which destroys them: leave "
+                "out what casts parameters, as mixed= of another type"
+            )
+        rest = (part for name, part in self.named_buffers(recurse=False) if name.startswith("packed_weight_"))
+        return *(part.view(own) for part, own in zip(self.packed_weight, self._types, strict=True)), *rest
 
     @property
     def _shape(self) -> tuple[int, int]:

@@ -261,7 +261,7 @@ def base_state_dict(model: nn.Module) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     packed = {path: part for path, part in model.named_modules() if isinstance(part, FrozenLinear)}
     for key, tensor in model.state_dict().items():
-        owner, _, _ = key.rpartition(".packed_weight.")
+        owner, *_ = re.split(r"\.packed_weight[._]\d+$", key)
         if owner in packed:
             found.setdefault(_plain(f"{owner}.weight"), packed[owner].weight)
         elif not re.search(r"\.((lora|vera|lokr)_\w+|modules_to_save)\.", f".{key}"):

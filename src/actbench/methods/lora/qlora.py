@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import model_validator
-from torch import nn
+from pydantic import Field, model_validator
+from torch import Tensor, nn
 
 from actbench.errors import ConversionError
 from actbench.methods.lora import lowrank
-from actbench.methods.lora.frozenformats import FROZEN_FORMATS
+from actbench.methods.lora.frozenformats import FLAT_PARTS, FROZEN_FORMATS
 from actbench.methods.lora.frozenlinear import FrozenLinear
 from actbench.methods.lora.lowrank import Targets
 from actbench.methods.lora.scheme import Lora
@@ -48,9 +48,13 @@ class QLora(Lora):
         dtype: Type of adapters beside half weights: float32, or that of the ``model``.
         modules_to_save: Ends of the paths of modules that are trained whole, as in ``lora``.
         weights: The format of the frozen weights.
+        group: How many inputs share a scale of ``gptq`` or ``awq``; 0 for all, as in checkpoints of the largest models.
         prepared: Whether all other half parameters (norms, embeddings, biases, the head) become float32, as peft's
             ``prepare_model_for_kbit_training`` makes them. Packed layers then compute in the weights' own type and
             return the type of their inputs, as those of bitsandbytes do with ``bnb_4bit_compute_dtype``.
+        storage: The type of the parameters that hold the codes: whole numbers, or that of the ``model``, of the same
+            bits (bitsandbytes' ``bnb_4bit_quant_storage``). Then FSDP1 lays them in one vector with the norms and
+            biases of a block, and each process keeps the scales of all weights.
     """
 
     name: ClassVar[str] = "qlora"
@@ -72,12 +76,18 @@ class QLora(Lora):
     )
 
     weights: Literal["nf4", "nf4_single", "int8", "gptq", "awq"] = "nf4"
+    group: Annotated[int, Field(ge=0, multiple_of=8)] = 128
     prepared: bool = False
+    storage: Literal["packed", "model"] = "packed"
 
     @model_validator(mode="after")
     def _packable(self) -> Self:
         if self.adapter == "lokr":
             raise ValueError("adapter=lokr is for whole weights: take lora")
+        if self.group != 128 and self.weights not in ("gptq", "awq"):
+            raise ValueError(f"group={self.group} is for weights=gptq and awq, not {self.weights}")
+        if self.storage == "model" and self.weights not in FLAT_PARTS:
+            raise ValueError(f"storage=model is for weights={'/'.join(FLAT_PARTS)}, not {self.weights}")
         if self.prepared and self.weights == "gptq":
             raise ValueError("prepared=true: peft leaves a model of weights=gptq as it is")
         if self.prepared and self.only:
@@ -117,13 +127,21 @@ class QLora(Lora):
 
     def _settled(self, model: nn.Module, targets: Targets) -> nn.Module:
         layers, encoding = set(targets.layers.values()), FROZEN_FORMATS[self.weights]
+        if self.weights in ("gptq", "awq"):
+            encoding = encoding.model_copy(update={"group_size": self.group})
         for part in lowrank.adapters(model):
-            vars(part)["merge"] = lowrank.refuse_merging
-        model = swap(
-            model,
-            lambda layer, _: FrozenLinear(layer, encoding, own_type=self.prepared) if layer in layers else None,
-        )
-        return super()._settled(model, targets)
+            vars(part).update(merge=lowrank.refuse_merging, _cast_input_dtype=_cast_outside_autocast)
+        flat = FLAT_PARTS[self.weights] if self.storage == "model" else None
+
+        def packed(layer: nn.Module, path: str) -> nn.Module | None:
+            if layer not in layers:
+                return None
+            try:
+                return FrozenLinear(layer, encoding, own_type=self.prepared, flat=flat)
+            except ValueError as error:
+                raise ConversionError(f"{self.spec}: {path}: {error}") from None
+
+        return super()._settled(swap(model, packed), targets)
 
     def _left(self, path: str, module: nn.Module) -> Unreached:
         values = [value for _, value in lowrank.stacked(module)]
@@ -143,6 +161,11 @@ class QLora(Lora):
     @property
     def _bits(self) -> str:
         return "8 bits" if self.weights == "int8" else "4 bits"
+
+
+def _cast_outside_autocast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the input of an adapter in the adapter's type, as peft's layers over packed weights do (Linear4bit)."""
+    return x if torch.is_autocast_enabled(x.device.type) else x.to(dtype)
 
 
 def _to_float32(model: nn.Module) -> None:

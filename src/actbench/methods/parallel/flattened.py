@@ -5,8 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 
-from torch import nn, optim
+from torch import Tensor, nn, optim
+from torch.distributed import ProcessGroup, all_reduce
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 from torch.distributed.fsdp.api import BackwardPrefetch
@@ -27,6 +29,7 @@ def flattened(
     *,
     precision: MixedPrecision | None = None,
     prefetch: BackwardPrefetch | None = BackwardPrefetch.BACKWARD_PRE,
+    unsharded: Sequence[nn.Module] = (),
 ) -> nn.Module:
     """Return a model wrapped by torch's ``FullyShardedDataParallel``, and each unit inside it, which is replaced.
 
@@ -40,6 +43,8 @@ def flattened(
         mesh: The processes.
         precision: In which types parameters are gathered and gradients reduced.
         prefetch: Which unit is gathered while another one runs backward.
+        unsharded: Modules in the units whose parameters each process holds whole. Their gradients are averaged over the
+            processes as soon as they are added up.
 
     Raises:
         ConversionError: Hooks run backward passes of their own, or parameters of a unit differ in type.
@@ -59,15 +64,25 @@ def flattened(
                 mixed_precision=precision,
                 device_id=next(module.parameters()).device,
                 use_orig_params=True,
+                ignored_modules=unsharded,
             )
     except (NotImplementedError, ValueError) as error:
         raise ConversionError(f"FSDP1 cannot flatten parameters of {type(module).__name__}: {error}") from error
     if mode is not None:  # torch compares addresses, which fake tensors do not have: no parameter was moved
         for handle in flat_handles(whole):
             handle._skip_writeback_check = True
+    for parameter in (each for part in unsharded for each in part.parameters()):
+        parameter.register_post_accumulate_grad_hook(partial(_average, mesh.get_group()))  # type: ignore[no-untyped-call]
     if bound is not None:
         leave_gathered(bound.hooks.packer, list(chosen))
     return whole
+
+
+def _average(group: ProcessGroup, parameter: Tensor) -> None:
+    """Average a gradient; that of earlier micro-batches is the same in all processes, and stays so."""
+    if parameter.grad is not None:
+        all_reduce(parameter.grad, group=group)
+        parameter.grad /= group.size()
 
 
 def on_pieces(make: Callable[[nn.Module], optim.Optimizer], who: str) -> Callable[[nn.Module], optim.Optimizer]:

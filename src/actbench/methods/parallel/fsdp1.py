@@ -30,8 +30,9 @@ class Fsdp1(FullySharded):
         reduce: The type in which gradients are added up where ``mixed`` is given: fp32, or the same as ``mixed``.
         prefetch: When the next block is gathered in the backward pass: before the gradients of the one that runs are
             computed (pre), after that (post), or not before it runs (none).
-        adapters: Whether trained modules of frozen blocks lie in the vectors of these (together), or each has one of
-            its own (apart), as peft's policy for FSDP has it: then frozen parameters have no gradients.
+        adapters: Whether trained modules of frozen blocks lie in the vectors of these (together), each has one of its
+            own (apart), as peft's policy for FSDP has it, or each process holds them whole (whole) and their gradients
+            are averaged one by one. Frozen parameters have gradients only if they lie together.
     """
 
     name: ClassVar[str] = "fsdp1"
@@ -44,15 +45,15 @@ class Fsdp1(FullySharded):
     variants: ClassVar[tuple[str, ...]] = ()  # fsdp is tried
 
     prefetch: Literal["pre", "post", "none"] = "pre"
-    adapters: Literal["together", "apart"] = "together"
+    adapters: Literal["together", "apart", "whole"] = "together"
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         """Flatten the parameters of the model, block by block, and share them out.
 
         Raises:
             NothingToConvertError: Nothing is trained.
-            ConversionError: There are not as many processes, parameters of a block differ in type, or another scheme
-                does not go with it.
+            ConversionError: There are not as many processes, parameters of a block differ in type, nothing is frozen
+                beside ``adapters=whole``, or another scheme does not go with it.
         """
         from torch.distributed.fsdp import BackwardPrefetch, MixedPrecision
 
@@ -61,20 +62,23 @@ class Fsdp1(FullySharded):
         units = self._units(setup, "FSDP1")
         if setup.processes.mesh is not None and setup.processes.mesh.ndim > 1:
             raise ConversionError(f"{self.spec} does not go with tensor parallelism: take fsdp, which is FSDP2")
+        if self.adapters == "whole" and all(each.requires_grad for each in setup.module.parameters()):
+            raise ConversionError(f"{self.spec}: nothing is frozen, so that nothing would be shared out: take ddp")
+        adapters = [] if self.adapters == "together" else _adapters(setup.module)
         orders = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST}
         whole = flattened(
             setup.module,
-            [*units, *self._adapters(setup.module)],
+            units if self.adapters == "whole" else [*units, *adapters],
             self._mesh(setup),
+            unsharded=adapters if self.adapters == "whole" else (),
             precision=MixedPrecision(**self._types) if self._types else None,
             prefetch=orders.get(self.prefetch),
         )
         divided = self._divided(setup, whole, units, "parts of flat parameters")
         return replace(divided, make_optimizer=setup.make_optimizer and on_pieces(setup.make_optimizer, self.spec))
 
-    def _adapters(self, module: nn.Module) -> list[nn.Module]:
-        """Return the trained modules without others in them that are units of their own."""
-        if self.adapters == "together":
-            return []
-        alone = ((each, list(each.parameters())) for each in module.modules() if not list(each.children()))
-        return [each for each, own in alone if own and all(parameter.requires_grad for parameter in own)]
+
+def _adapters(module: nn.Module) -> list[nn.Module]:
+    """Return the trained modules that have no others in them."""
+    alone = ((each, list(each.parameters())) for each in module.modules() if not list(each.children()))
+    return [each for each, own in alone if own and all(parameter.requires_grad for parameter in own)]

@@ -8,13 +8,13 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.graph import Node
+from torch import nn
 
 from actbench.errors import ActbenchError, MeasurementError
 from actbench.measuring.gradients import Gradients, relative_error_and_cosine
 from actbench.measuring.inspection.itemized import tensors_in
 from actbench.ops.noise import seeds_apart
+from actbench.packing.graphs import is_reentrant
 from actbench.tools.convert.gradienterrors import Known, warning
 
 
@@ -82,21 +82,9 @@ def _gradients(module: nn.Module, output: Any) -> Gradients:
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     if not terms or not trained:
         return {}
-    if any(node.name() == "CheckpointFunctionBackward" for node in _nodes(terms)):
+    if is_reentrant(*terms):
         raise MeasurementError(
             "re-entrant checkpointing adds gradients to .grad and returns none; checkpoint with use_reentrant=False"
         )
     found = torch.autograd.grad(terms, trained, allow_unused=True)
     return {parameter: grad for parameter, grad in zip(trained, found, strict=True) if grad is not None}
-
-
-def _nodes(terms: list[Tensor]) -> set[Node]:
-    """Return the nodes of a graph."""
-    waiting = [term.grad_fn for term in terms]
-    found: set[Node] = set()
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            waiting += [after for after, _ in node.next_functions]
-    return found
