@@ -16,6 +16,7 @@ from actbench.simulator import profiles
 from actbench.simulator.join import Joiner
 from actbench.simulator.trace import HOST, Label, Trace, labels_of
 from actbench.tools.fit.bench import Session
+from actbench.tools.fit.costs import Blocks
 from actbench.tools.fit.join import measured
 
 CARD = "a100-80gb"
@@ -74,14 +75,55 @@ def test_four_blocks_tell_what_nine_do() -> None:
     _, few = simulated("checkpoint", "tiny-llama@num_hidden_layers=4", **TEXT)
     whole, many = simulated("checkpoint", "tiny-llama@num_hidden_layers=9", **TEXT)
 
-    grown = few.repeated(many.blocks)
+    grown = few.repeated(many.blocks, [0, 1, *[2] * 6, 3])
 
+    assert grown is not None
     assert grown.blocks == many.blocks
     of_blocks = [label for label in labels_of(9) if label.block >= 0]
     assert [amounts(grown, label) for label in of_blocks] == [amounts(many, label) for label in of_blocks]
     joined = Joiner(many, {}).join("e" * 9)
     again = Joiner(many, {"c": grown}).join("c" * 9)
     assert joined.peak_bytes == again.peak_bytes == whole.peak_bytes
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        "autocast:bfloat16",
+        pytest.param("gact:L2.2", marks=pytest.mark.slow),
+        pytest.param("offload", marks=pytest.mark.slow),
+    ],
+)
+def test_one_block_of_each_row_tells_what_all_do(scheme: str) -> None:
+    model, settings = "resnet50", {"batch_size": 2, "image_size": 64}
+    found, whole = simulated("exact", model, **settings)
+    blocks = Blocks.of(found.blocks).shortened(model)
+    assert blocks is not None
+    assert blocks.copy == "resnet50@without=layer1.2/layer2.[2-3]/layer3.[2-5]"
+    only = "" if scheme.startswith("autocast") else ",only=Bottleneck"
+    _, many = simulated(f"{scheme}{only}", model, **settings)
+    _, few = simulated(f"{scheme}{only}", blocks.copy, **settings)
+
+    grown = few.repeated(whole.blocks, blocks.places)
+
+    assert grown is not None
+    for label in (each for each in labels_of(16) if each.block >= 0 or each.kind in ("start", "top", "end")):
+        told, true = (of_storages(trace, label) for trace in (grown, many))
+        assert sorted(told) == sorted(true) if label.kind == "top" else told == true, label  # casts, by block
+
+
+def of_storages(trace: Trace, label: Label) -> list[tuple[tuple[Label, int], int]]:
+    """Return the events of a segment, each storage as the n-th that a segment allocates."""
+    keys = trace.keys()
+    return [(keys[name], amount) for name, amount in trace.segments[label].events]
+
+
+def test_blocks_that_leave_other_storages_do_not_stand_for_each_other() -> None:
+    _, few = simulated("offload,only=BasicBlock", "resnet18", batch_size=2, image_size=64)
+
+    assert few.repeated(few.blocks, range(8)) is not None
+    # the first block of a stage has an input of another size than its output
+    assert few.repeated([*few.blocks, "more"], [0, 1, 2, *range(2, 8)]) is None
 
 
 def amounts(trace: Trace, label: Label) -> list[int]:

@@ -200,3 +200,24 @@ def test_without_a_network_auto_warns_and_pretrained_fails(tmp_path: Path, monke
     assert "random weights are used" in workload.warnings[0]
     with pytest.raises(ModelError, match="use --weights random"):
         load("squeezenet1_1", weights="pretrained").setup(materialize=True, seed=0)
+
+
+def test_blocks_can_be_left_out_and_the_others_keep_their_names() -> None:
+    module = load("resnet18@without=layer1.1/layer[2-3].1", weights="random").setup(materialize=False, seed=0).module
+
+    blocks = [name for name, part in module.named_modules() if type(part).__name__ == "BasicBlock"]
+    assert blocks == ["layer1.0", "layer2.0", "layer3.0", "layer4.0", "layer4.1"]
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("resnet18@without=layer5", "names no module of ResNet"),
+        ("resnet18@without=layer1.0.conv1", "stands in no row of modules"),
+        ("resnet18@depth=2", "torchvision's without=PATHS"),
+        ("own.py:build@without=layers.1", "only Hugging Face models"),
+    ],
+)
+def test_what_cannot_be_left_out_is_refused(model: str, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        load(model, weights="random").setup(materialize=False, seed=0)

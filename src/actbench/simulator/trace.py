@@ -147,52 +147,29 @@ class Trace:
         """Return the trace of short text; a UsageError if it is of another version."""
         return cls.of_lines(zlib.decompress(base64.b85decode(text)).decode().splitlines())
 
-    def repeated(self, blocks: Sequence[str]) -> Trace:
-        """Return the trace of a deeper model, whose blocks in the middle do what those in the middle of this one do.
+    def repeated(self, blocks: Sequence[str], places: Sequence[int]) -> Trace | None:
+        """Return the trace of a deeper model, each block of which does what the block at the given place does here.
 
-        It takes four blocks. The forward pass of the third is repeated, and the backward pass of the second: what these
-        two take over from the block before is what a block in the middle leaves.
+        What a block takes over from its neighbour is what the block that stands for the neighbour leaves in its place:
+        storages of as many bytes. None if that leaves another number of them.
         """
-        last, more = len(blocks) - 1, len(blocks) - 4
-        forward = [number if number < 2 else 3 if number == last else 2 for number in range(len(blocks))]
-        backward = [max(number - more, min(number, 1)) for number in range(len(blocks))]
-        keys, names = self.keys(), dict[tuple[Label, int], int]()
+        try:
+            return _Repeated(self, places).trace(blocks)
+        except LookupError:
+            return None
 
-        def renamed(name: int, shift: int | None) -> int:
-            """Return the new name of a storage, as seen from a block that has moved by ``shift``, or from none."""
-            label, number = keys[name]
-            if label.block >= 0:
-                moved = more * (label.block > 1) if shift is None else shift
-                label = label._replace(block=label.block + moved)
-            return names.setdefault((label, number), len(names))
-
-        segments, streams = dict[Label, Segment](), dict[int, str]()
-        for label in labels_of(len(blocks)):
-            old, shift = label, None
-            if label.block >= 0:
-                old = label._replace(block=(forward if label.kind == "forward" else backward)[label.block])
-                shift = label.block - old.block
-            events, operators = self.segments[old]
-            segments[label] = Segment(tuple((renamed(name, shift), amount) for name, amount in events), operators)
-            streams.update((renamed(name, shift), self.streams[name]) for name, _ in events if name in self.streams)
-        given, saved, returned = (
-            tuple(
-                tuple(renamed(name, number - old) for name in held[old] if name in keys)
-                for number, old in enumerate(forward)
+    def of_blocks(self) -> list[tuple[Label, list[tuple[tuple[Label, int], int]], list[Done]]]:
+        """Return what blocks do with what they allocate themselves, and their operators."""
+        keys = self.keys()
+        return [
+            (
+                label,
+                [(keys[name], amount) for name, amount in segment.events if keys[name][0].block == label.block],
+                [self.operators[place] for place in segment.operators],
             )
-            for held in (self.given, self.saved, self.returned)
-        )
-        return replace(
-            self,
-            blocks=tuple(blocks),
-            kinds=tuple(self.kinds[old] for old in forward),
-            segments=segments,
-            streams=streams,
-            given=given,
-            saved=saved,
-            returned=returned,
-            keeps_input=tuple(self.keeps_input[old] for old in forward),
-        )
+            for label, segment in self.segments.items()
+            if label.block >= 0
+        ]
 
     def keys(self) -> dict[int, tuple[Label, int]]:
         """Return of each storage the segment that allocates it, and how many this segment allocates before it."""
@@ -204,6 +181,110 @@ class Trace:
                     found[name] = label, count
                     count += 1
         return found
+
+
+class _Repeated:
+    """A trace whose blocks are repeated: names of storages as seen from each block of the deeper model."""
+
+    def __init__(self, trace: Trace, places: Sequence[int]) -> None:
+        self._trace, self._places, self._keys = trace, places, trace.keys()
+        self._names: dict[tuple[Label, int], int] = {}
+        self._left: dict[tuple[Label, object], list[int]] = {}  # what segments leave, by what is alike in two blocks
+        self._alike: dict[int, object] = {}
+        sizes, freed = dict[int, int](), dict[int, Label]()  # by the passes; gradients of weights stay until the update
+        for label, segment in trace.segments.items():
+            for name, amount in segment.events:
+                sizes[name] = max(sizes.get(name, 0), amount)
+                freed.update({name: label} if not amount and label not in (STATE, OPTIMIZER) else {})
+        for name, (label, _) in self._keys.items():
+            is_returned = label.kind == "forward" and name in trace.returned[label.block]
+            own = (label, Label("backward", label.block))  # what a block frees itself is nothing to its neighbours
+            if label.block >= 0 and (is_returned or freed.get(name) not in own):
+                self._alike[name] = is_returned or (sizes[name], name in freed, trace.streams.get(name))
+                self._left.setdefault((label, self._alike[name]), []).append(name)
+
+    def trace(self, blocks: Sequence[str]) -> Trace:
+        trace, streams, segments = self._trace, dict[int, str](), dict[Label, Segment]()
+        for label in labels_of(len(blocks)):
+            if label.block >= 0:
+                events, operators = trace.segments[label._replace(block=self._places[label.block])]
+                ends = self._ends_row(label)
+                renamed = [
+                    ([self._name(name, label.block)], name, amount)
+                    for name, amount in events
+                    if ends or self._is_near(name, label.block)
+                ]
+            else:
+                events, operators = trace.segments[label]
+                renamed = [(self._of_all(name), name, amount) for name, amount in events]
+            segments[label] = Segment(tuple((new, amount) for names, _, amount in renamed for new in names), operators)
+            streams.update(
+                (new, trace.streams[name]) for names, name, _ in renamed for new in names if name in trace.streams
+            )
+        given, saved, returned = (
+            tuple(
+                tuple(self._name(name, block) for name in held[old] if name in self._keys)
+                for block, old in enumerate(self._places)
+            )
+            for held in (trace.given, trace.saved, trace.returned)
+        )
+        return replace(
+            trace,
+            blocks=tuple(blocks),
+            kinds=tuple(trace.kinds[old] for old in self._places),
+            segments=segments,
+            streams=streams,
+            given=given,
+            saved=saved,
+            returned=returned,
+            keeps_input=tuple(trace.keeps_input[old] for old in self._places),
+        )
+
+    def _ends_row(self, label: Label) -> bool:
+        """Whether a segment is the last of those that one segment here stands for."""
+        after = label.block + (1 if label.kind == "forward" else -1)
+        return not 0 <= after < len(self._places) or self._places[after] != self._places[label.block]
+
+    def _is_near(self, name: int, block: int) -> bool:
+        """Whether a storage is of a block or its neighbours; what others made, such as a stage's input, goes once."""
+        made = self._keys[name][0].block
+        return made >= 0 and abs(made - self._places[block]) <= 1
+
+    def _named(self, label: Label, number: int) -> int:
+        return self._names.setdefault((label, number), len(self._names))
+
+    def _of_all(self, name: int) -> list[int]:
+        """Return the new names of a storage that is seen from outside of the blocks.
+
+        What a block returns is that of the last of the blocks that it stands for; of the rest, such as autocast's casts
+        of weights, each block has its own.
+        """
+        label, number = self._keys[name]
+        if label.block < 0:
+            return [self._named(label, number)]
+        blocks = self._places_of(label.block)
+        if label.kind == "forward" and name in self._trace.returned[label.block]:
+            blocks = blocks[-1:]
+        return [self._named(label._replace(block=block), number) for block in blocks]
+
+    def _places_of(self, old: int) -> list[int]:
+        return [block for block, each in enumerate(self._places) if each == old]
+
+    def _name(self, name: int, block: int) -> int:
+        """Return the new name of a storage as seen from a block of the deeper model."""
+        label, number = self._keys[name]
+        away = label.block - self._places[block]
+        if label.block < 0:
+            return self._named(label, number)
+        if abs(away) > 1:
+            nearest = min(self._places_of(label.block), key=lambda each: abs(each - block))
+            return self._named(label._replace(block=nearest), number)
+        neighbour = label._replace(block=block + away)
+        old = label._replace(block=self._places[block + away])
+        if old != label:  # another block stands for the neighbour there
+            place = self._left[label, self._alike[name]].index(name)
+            _, number = self._keys[self._left[old, self._alike[name]][place]]
+        return self._named(neighbour, number)
 
 
 def _line(values: Mapping[str, Any]) -> str:

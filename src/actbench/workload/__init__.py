@@ -67,7 +67,8 @@ def load_workload(case: Case) -> Workload:
         if name.kind == "torchvision":
             from actbench.workload import densevision, torchvision
 
-            return densevision.BY_TASK[torchvision.tasks()[name.name]](name.name, case)
+            without = str(name.changes[names.WITHOUT]).split("/") if name.changes else ()
+            return densevision.BY_TASK[torchvision.tasks()[name.name]](name.name, case, tuple(without))
         if name.kind == "plugin":
             network = plugins.find_plugin("workloads", name.name, Network)  # type: ignore[type-abstract]
             if network is None:

@@ -9,7 +9,8 @@
 ``file.py:function``                  the model that the user's own function returns
 
 Changes of a Hugging Face config follow an @: ``roberta-base@num_hidden_layers=4,hidden_size=128``. So do settings
-of a network of a plug-in.
+of a network of a plug-in, and the blocks that a torchvision model is built without:
+``resnet50@without=layer1.2/layer2.[2-3]``.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any, Final, Literal
@@ -82,6 +83,9 @@ def _preset(name: str, tables: dict[str, Any]) -> Preset:
 BLOCKS = "num_hidden_layers"
 """The key of Hugging Face configs for the number of blocks; configs that have another key take this one, too."""
 
+WITHOUT = "without"
+"""The key for modules that are left out of a torchvision model, as patterns of paths between slashes."""
+
 Kind = Literal["preset", "hub", "folder", "torchvision", "smallnet", "plugin", "function"]
 
 SMALL_NETS = ("resnet-cifar", "resnet18-cifar", "resnet34-cifar", "inception-cifar")
@@ -100,7 +104,7 @@ class ModelName:
 
     Attributes:
         name: The preset, repository, model or path; for functions ``file.py:function``.
-        changes: Keys of the config to change, with their new values.
+        changes: Keys of the config to change, with their new values; of torchvision's models only :data:`WITHOUT`.
     """
 
     kind: Kind
@@ -116,8 +120,11 @@ def parse_model_name(spec: str) -> ModelName:
     """
     head, changes = _split_changes(spec)
     name = _parse_name(head)
-    if changes and name.kind in _WITHOUT_CONFIG:
-        raise ModelError(f"model {spec!r}: only Hugging Face models and actbench's own take changes after the @")
+    if name.kind in _WITHOUT_CONFIG and changes and not (name.kind == "torchvision" and [*changes] == [WITHOUT]):
+        raise ModelError(
+            f"model {spec!r}: only Hugging Face models and actbench's own take changes after the @, and torchvision's "
+            f"{WITHOUT}=PATHS"
+        )
     return ModelName(name.kind, name.name, changes)
 
 
@@ -135,7 +142,15 @@ def with_blocks(spec: str, count: int) -> str:
     return with_changes(spec, {BLOCKS: count})
 
 
-def with_changes(spec: str, more: Mapping[str, int | float]) -> str:
+def without(spec: str, patterns: Sequence[str]) -> str | None:
+    """Return the specification of the same torchvision model without some modules; None if it is no such model."""
+    name = parse_model_name(spec)
+    return (
+        with_changes(spec, {WITHOUT: "/".join(patterns)}) if name.kind == "torchvision" and not name.changes else None
+    )
+
+
+def with_changes(spec: str, more: Mapping[str, int | float | str]) -> str:
     """Return the specification of the same Hugging Face model with these changes of its config, too."""
     head, changes = _split_changes(spec)
     pairs = spec[len(head) + 1 :].split(",") if changes else []

@@ -18,10 +18,11 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from actbench.errors import ModelError
+from actbench.errors import ConversionError, ModelError
 from actbench.model.imagesizes import ImageSize, edges, write
 from actbench.model.records import Built, Case, Task
 from actbench.scheme.microbatches import Batch
+from actbench.scheme.only import parts_of
 from actbench.scheme.setup import TrainingSetup
 from actbench.workload import base, folder
 from actbench.workload.base import construct, float_type
@@ -94,13 +95,13 @@ def smallest_size(name: str) -> int:
 class TorchvisionWorkload(base.Workload):
     """A torchvision classification model on random images of 1000 classes, with cross-entropy.
 
-    Sequence length and attention implementation have no effect.
+    Sequence length and attention implementation have no effect. ``without`` has patterns of modules that are left out.
 
     Raises:
         ModelError: There is no such classification model, or the case asks for another task.
     """
 
-    def __init__(self, name: str, case: Case) -> None:
+    def __init__(self, name: str, case: Case, without: tuple[str, ...] = ()) -> None:
         check_torchvision_name(name)
         self.task = tasks()[name]
         if case.task not in ("auto", self.task):
@@ -108,6 +109,7 @@ class TorchvisionWorkload(base.Workload):
         self.name = name
         self.case = case
         self.spec = case.model
+        self._left_out = without
         self.size = edges(case.image_size or self.usual_size())
         self.check_size()
 
@@ -173,7 +175,21 @@ class TorchvisionWorkload(base.Workload):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             module: nn.Module = models.get_model(self.name, weights=None, **self.options())
+        if self._left_out:
+            self._leave_out(module)
         return module
+
+    def _leave_out(self, module: nn.Module) -> None:
+        """Take modules out of the rows that they stand in; the others keep their names."""
+        try:
+            parts = [path for path, _ in parts_of(module, self._left_out)]
+        except (ConversionError, ValueError) as error:
+            raise ModelError(f"{self.spec}: {error}") from None
+        for path in parts:
+            parent, _, name = path.rpartition(".")
+            if not isinstance(module.get_submodule(parent), nn.Sequential):
+                raise ModelError(f"{self.spec}: {path} stands in no row of modules, and cannot be left out")
+            delattr(module.get_submodule(parent), name)
 
     def _load(self, module: nn.Module) -> str:
         """Load published weights if the policy asks for them, and return the origin of the weights."""
@@ -186,7 +202,7 @@ class TorchvisionWorkload(base.Workload):
         if not file.exists() and (folder.offline() or not folder.reachable(weights.url)):
             return self._without_weights(f"{weights.url} does not answer and nothing is cached at {file}")
         try:
-            module.load_state_dict(_read(weights.url))
+            module.load_state_dict(_read(weights.url), strict=not self._left_out)
         except (RuntimeError, OSError, EOFError, UnpicklingError) as error:
             problem = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
             raise ModelError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Self
@@ -11,9 +12,9 @@ from numpy.typing import NDArray
 
 from actbench.model.blocks import BlockReadings
 from actbench.model.measured import Measurement, Outcome
-from actbench.tools.fit.plan import Action, Candidate, Places
+from actbench.tools.fit.plan import Action, Candidate, Places, patterns_of
 from actbench.tools.fit.records import step_seconds_of
-from actbench.workload.names import takes_changes, with_blocks
+from actbench.workload.names import takes_changes, with_blocks, without
 
 Floats = NDArray[np.float64]
 
@@ -24,6 +25,7 @@ COPIES = (COPIED, COPIED + 2)
 """Blocks of two copies; from one to the other, each block adds what it adds in the whole model."""
 
 _LONG = 8  # blocks; fewer of them take hardly longer than a copy
+_SHORT = 2 / 3  # of the blocks, at most, that a copy may have
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class Blocks:
         outputs: Bytes that each block returns to the next.
         copy: The specification of the copy; None if the model itself tells.
         copied: Paths of the copy's blocks.
+        chosen: Places in the model of the blocks that the copy has.
         rest: Paths of the modules outside of blocks that a candidate changes, if it can be limited to them.
     """
 
@@ -44,6 +47,7 @@ class Blocks:
     outputs: Floats = field(default_factory=lambda: np.zeros(0))
     copy: str | None = None
     copied: tuple[str, ...] = ()
+    chosen: tuple[int, ...] = ()
     rest: dict[Candidate, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -53,14 +57,39 @@ class Blocks:
         outputs = np.array([float(block.output_bytes) for block in found])
         return cls(tuple(block.path for block in found), tuple(block.kind for block in found), outputs)
 
-    def copy_of(self, model: str) -> str | None:
-        """Return the specification of a copy, if the blocks in the middle are equal and many."""
-        equal = len(self.kinds) >= _LONG and len(set(self.kinds[1:-1])) == 1
-        return with_blocks(model, COPIED) if equal and takes_changes(model) else None
+    def shortened(self, model: str) -> Self | None:
+        """Return the blocks with a copy that has the first, the last, and one of each row of equal blocks between them.
+
+        Of a model with a config it has four blocks, and the blocks in the middle have to be equal. None if a copy would
+        hardly be shorter, or cannot be made.
+        """
+        last, copy = len(self.kinds) - 1, None
+        if len(self.kinds) < _LONG:
+            return None
+        chosen: tuple[int, ...] = (0, 1, 2, last)
+        if takes_changes(model):
+            copy = with_blocks(model, COPIED) if len(set(self.kinds[1:-1])) == 1 else None
+        else:
+            begins = (place for place in range(1, last) if place == 1 or self.kinds[place] != self.kinds[place - 1])
+            chosen = (0, *begins, last)
+            if len(chosen) <= _SHORT * len(self.kinds):
+                left_out = [path for place, path in enumerate(self.paths) if place not in chosen]
+                copy = without(model, patterns_of(left_out))
+        return replace(self, copy=copy, chosen=chosen) if copy else None
 
     def is_told_by(self, read: BlockReadings) -> bool:
         """Whether the blocks of a copy are those of the model."""
-        return [block.kind for block in read.blocks] == [self.kinds[place] for place in (0, 1, 2, -1)]
+        return [block.kind for block in read.blocks] == [self.kinds[place] for place in self.chosen]
+
+    @property
+    def grows(self) -> bool:
+        """Whether two copies of different lengths tell what is around the blocks of the model."""
+        return self.copy is not None and takes_changes(self.copy)
+
+    @property
+    def is_thinned(self) -> bool:
+        """Whether the copy is the model without some of its blocks; what is around them is then the model's."""
+        return self.copy is not None and not self.grows
 
     @property
     def whole(self) -> Places:
@@ -80,7 +109,7 @@ class Blocks:
     def places(self) -> Sequence[int]:
         """The place in a copy of the block that stands for each."""
         count = len(self.paths)
-        return [0, 1, *[2] * (count - 3), 3] if self.copy else range(count)
+        return [bisect_right(self.chosen, place) - 1 for place in range(count)] if self.copy else range(count)
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ from actbench.tools.fit.tables import FIT_TITLE, tables_of
 from actbench.units import format_bytes, parse_bytes
 from actbench.validation import explain
 
-_OF_USUAL, _OF_SINGLE_CHANGES = 0.5, 0.5
-"""Shares of the time that is left, for the usual stacks and then for single changes; the rest is for plans."""
+_OF_USUAL, _OF_SINGLE_CHANGES, _OF_OTHER_WAYS, _OF_FRONTIERS = 0.5, 0.5, 0.5, 0.5
+"""Shares of the time that is left: plans are made between other ways and frontiers, and proved at the end."""
 
 _MEASURED = 3  # plans at most, the first
 _PROVED = 3  # plans that are simulated whole, the first of the answer
@@ -279,20 +279,18 @@ def _search(planner: Planner, made: Simulations, asked: Asked, limit: int) -> No
     if asked.max_gradient_error is None:
         with made.searching("plans"):
             planner.answer(limit, levels)  # before the time may end
-    with made.searching("other ways of computing"):
+    with made.searching("other ways of computing", _OF_OTHER_WAYS):
         planner.look_further()
     if asked.max_gradient_error is not None:
         made.means.progress.doing("measuring errors of gradients on a small copy of the model")
         planner.limit_error(asked.max_gradient_error)
     with made.searching("plans"):
         planner.answer(limit, levels)
+    if not made.budget.is_stopped:  # first, as a point of a frontier may replace a plan of the answer
+        with made.searching("frontiers of memory and time", _OF_FRONTIERS):
+            planner.frontiers((EXACT,) if asked.exact else (EXACT, ANY), asked.max_slowdown)
     with made.searching("proofs"):
         _prove(planner, made, limit, levels)
-    if not made.budget.is_stopped:
-        with made.searching("frontiers of memory and time"):
-            planner.frontiers((EXACT,) if asked.exact else (EXACT, ANY), asked.max_slowdown)
-        with made.searching("proofs"):
-            _prove(planner, made, limit, levels)  # of what a point of a frontier has replaced
 
 
 def _prove(planner: Planner, made: Simulations, limit: int, levels: Sequence[Training]) -> None:

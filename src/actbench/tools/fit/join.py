@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from actbench.model.measured import Measurement
@@ -61,7 +61,7 @@ class Joins:
         around = setting.around
         for fewer in (each for each in ways if each < around or setting.rest):
             (unchanged,) = self._of_actions(fewer, [AS_IT_IS], base).values()
-            if unchanged is not None and [*_own(unchanged[1])] == [*_own(base)]:
+            if unchanged is not None and unchanged[1].of_blocks() == base.of_blocks():
                 around = fewer
                 break
         found = self._of_actions(around, actions, base)
@@ -83,7 +83,7 @@ class Joins:
         for action, (case, _) in cases.items():
             outcome, trace = outcomes.get(case), self._trace(case, outcomes.get(case))
             if trace is not None and len(trace.blocks) < len(base.blocks):
-                trace = trace.repeated(base.blocks)
+                trace = trace.repeated(base.blocks, self.survey.space.blocks.places)
             found[action] = None if outcome is None or trace is None else (outcome, trace)
         return found
 
@@ -100,15 +100,6 @@ class Joins:
         if case not in self._traces and found is not None and found.trace is not None:
             self._traces[case] = Trace.unpacked(found.trace)
         return self._traces.get(case)
-
-
-def _own(trace: Trace) -> Iterator[object]:
-    """Yield what blocks do with what they allocate themselves, and their operators."""
-    keys = trace.keys()
-    for label, segment in trace.segments.items():
-        if label.block >= 0:
-            own = [(keys[name], amount) for name, amount in segment.events if keys[name][0].block == label.block]
-            yield label, own, [trace.operators[place] for place in segment.operators]
 
 
 def measured(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -102,7 +102,8 @@ class Planner(Survey):
         Call it before plans are made.
         """
         exact = self.known([self.exact])[self.exact]
-        meter = ErrorMeter(self.exact, exact.weights_bytes, self.space.blocks, self.simulate)
+        blocks = replace(self.space.blocks, copy=None) if self.space.blocks.is_thinned else self.space.blocks
+        meter = ErrorMeter(self.exact, exact.weights_bytes, blocks, self.simulate)
         self.space.know(meter.run(*self.space.inexact()), (most / MARGIN) ** 2)
 
     # -- what was found -----------------------------------------------------------------------------------------------
@@ -174,6 +175,13 @@ class Planner(Survey):
                 goals += [Goal(level, round(float(budget)), slowest=max_slowdown * exact.seconds) for budget in steps]
         self._traces_left = _MORE_TRACES
         self._correct(goals, rounds=2, fills=False)
+        self._traces_left = 0  # one action on all blocks is joined where its trace is there
+        blocks, actions = (
+            len(self.space.blocks.paths),
+            [(way, action) for way in self.space.ways for action in way.actions],
+        )
+        uniform = (Plan(way.around, (action,) * blocks) for way, action in actions if action and blocks)
+        self._try((plan, exact.limit) for plan in uniform if any(plan.training().is_as_near(each) for each in levels))
         self._traces_left, self._joins.is_simulating = math.inf, True
 
     def pursue(self, goals: Sequence[Goal], rounds: int = _ROUNDS) -> None:

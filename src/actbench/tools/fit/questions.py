@@ -616,7 +616,7 @@ class Shardings:
         if self._count is None:  # blocks of the model; 0 if copies do not tell about it
             outcome = self.made.one(self.case, self.case, self.asked)
             blocks = Blocks.of(outcome.blocks if isinstance(outcome, Measurement) else None)
-            self._count = len(blocks.paths) if blocks.copy_of(self.case.model) else 0
+            self._count = len(blocks.paths) if (found := blocks.shortened(self.case.model)) and found.grows else 0
         models = [with_blocks(self.case.model, copied) for copied in COPIES] if self._count else [self.case.model]
         again = next((each for each in self._candidates(base).of_blocks if each.recomputes), None)
         plan = Plan(rest=frozenset({again})) if again else Plan()

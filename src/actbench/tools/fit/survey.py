@@ -9,13 +9,18 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final, TypeVar
 
+import numpy as np
+
 from actbench.errors import MeasurementError
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case, Failure
 from actbench.report.advice import needed_bytes
 from actbench.scheme.base import SAVED_TENSORS
+from actbench.simulator import profiles
+from actbench.simulator.cost.clock import estimate
+from actbench.simulator.trace import Trace
 from actbench.tools.fit.answer import USUAL
-from actbench.tools.fit.costs import AROUND, COPIES, Blocks, Costs, Effect, Way, change_in_parts
+from actbench.tools.fit.costs import AROUND, COPIES, Blocks, Costs, Effect, Floats, Way, change_in_parts
 from actbench.tools.fit.errors import Simulate
 from actbench.tools.fit.plan import AS_IT_IS, Action, Candidate, Candidates, Plan, stand_together, training_of
 from actbench.tools.fit.solver import Point, lower_hull
@@ -122,11 +127,12 @@ class Survey:
                     slower = cut.exact.total_seconds / first.exact.total_seconds
                     self._add_parts(way, each, cut.parts, way.exact.cut(cut.parts, slower))
         for around in others:  # they may be a plan as they are
-            costs = self._costs(around)
-            if costs is not None:
-                way = Way(around, 1, costs)
-                self._learn(way, [AS_IT_IS])
-                self.space.ways += [way] if way.actions or not self.space.blocks.paths else []
+            costs, outcome = self._costs(around), self.outcomes.get(self._cases(around)[0])
+            if costs is not None and isinstance(outcome, Measurement):
+                blocks = replace(self.space.blocks, copy=None) if self.space.blocks.is_thinned else self.space.blocks
+                unchanged = Effect.of(outcome, outcome, blocks)
+                if unchanged is not None or not blocks.paths:
+                    self.space.ways.append(Way(around, 1, costs, actions={AS_IT_IS: unchanged} if unchanged else {}))
 
     # -- what is simulated --------------------------------------------------------------------------------------------
 
@@ -154,14 +160,44 @@ class Survey:
 
     def _find_copy(self) -> None:
         """Simulate a copy with few blocks, and use it if its blocks are those of the model."""
-        model = self.space.blocks.copy_of(self.exact.model) if self.exact.script is None else None
-        if model is None:
+        found = self.space.blocks.shortened(self.exact.model) if self.exact.script is None else None
+        if found is None or found.copy is None:
             return
-        case = self._exact_of(model)
+        case = self._exact_of(found.copy)
         copy = self.measured({case: Plan()}).get(case)
-        if copy is not None and copy.blocks is not None and self.space.blocks.is_told_by(copy.blocks):
-            paths = tuple(block.path for block in copy.blocks.blocks)
-            self.space.blocks = replace(self.space.blocks, copy=model, copied=paths)
+        if copy is None or copy.blocks is None or not found.is_told_by(copy.blocks):
+            return
+        found = replace(found, copied=tuple(block.path for block in copy.blocks.blocks))
+        # blocks of equal parameters may do different things, or others may follow them: a pooling behind a stage
+        if not found.is_thinned or self._does_what_the_model_does(copy, found):
+            self.space.blocks = found
+
+    def _does_what_the_model_does(self, copy: Measurement, blocks: Blocks) -> bool:
+        """Whether each block of the model does what the one of a copy that stands for it does."""
+        exact = self.known([self.exact])[self.exact]
+        if copy.trace is None or exact.trace is None:
+            return False
+        grown = Trace.unpacked(copy.trace).repeated(blocks.paths, blocks.places)
+        return grown is not None and grown.of_blocks() == Trace.unpacked(exact.trace).of_blocks()
+
+    def _seconds(self, copy: Measurement) -> Floats:
+        """Return the time of each block of the model, from the trace of a copy without some of them.
+
+        Copies to host memory wait for those of the blocks before, so that a block takes longer among more.
+        """
+        blocks, profile = self.space.blocks, profiles.get(self.exact.device_profile or profiles.DEFAULT)
+        grown = Trace.unpacked(copy.trace).repeated(blocks.paths, blocks.places) if copy.trace else None
+        told = Costs.of(copy)
+        if grown is None or profile.rates is None:
+            return told.at(blocks.places).seconds if told is not None else np.zeros(len(blocks.paths))
+        labels = [label for label, segment in grown.segments.items() for _ in segment.operators]
+        done = [grown.operators[place] for segment in grown.segments.values() for place in segment.operators]
+        passed = [0.0]
+        estimate(done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda, passed=passed)
+        seconds = np.zeros(len(blocks.paths))
+        for label, (begun, ended) in zip(labels, itertools.pairwise(passed), strict=True):
+            seconds[label.block] += (ended - begun) * (label.block >= 0)
+        return seconds
 
     # -- one way of computing -----------------------------------------------------------------------------------------
 
@@ -209,7 +245,7 @@ class Survey:
     def _cases(self, around: Action) -> list[Case]:
         """Return what tells of changes around the blocks: two copies of a deep model, or else the model itself."""
         model, blocks = self.exact.model, self.space.blocks
-        models = [with_blocks(model, count) for count in COPIES] if blocks.copy else [model]
+        models = [with_blocks(model, count) for count in COPIES] if blocks.grows else [model]
         return [Plan(around).case(self._exact_of(name), blocks.part) for name in models]
 
     def _costs(self, around: Action, parts: int = 1) -> Costs | None:
@@ -245,6 +281,9 @@ class Survey:
         for action, (case, _) in told.items():
             self._note(action, case)
             effect = Effect.of(before, found[case], self.space.blocks) if case in found else None
+            if effect is not None and self.space.blocks.is_thinned:
+                seconds = self._seconds(found[case]) - self._seconds(before)
+                effect = replace(effect, costs=replace(effect.costs, seconds=seconds))
             if effect is not None and (not action or effect.is_felt):
                 way.actions[action] = effect
 
