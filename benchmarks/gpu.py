@@ -30,6 +30,7 @@ NEEDED = {
     "cupy": "cupy-cuda13x",
     "numba": "numba",
     "numpy": "numpy",
+    "jinja2": "jinja2",
     "pandas": "pandas",
     "pydantic": "pydantic",
     "typer": "typer",

@@ -79,7 +79,7 @@ def _models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _models: Path) -> Path:
     """Return the current folder, with files that the documentation calls the user's, and the committed results."""
     profile = "".join(f"{name} = {value}\n" for name, value in PROFILE.items())
-    for name, text in {"train.py": TRAIN, "acts.py": ACTIVATIONS, "here.toml": profile}.items():
+    for name, text in {"train.py": TRAIN, "generate.py": TRAIN, "acts.py": ACTIVATIONS, "here.toml": profile}.items():
         (tmp_path / name).write_text(text)
     quickstart = next((ROOT / "results" / "quickstart").glob("*.jsonl"))
     for name in ("old.jsonl", "new.jsonl", "A", "B"):

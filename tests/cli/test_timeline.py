@@ -64,8 +64,6 @@ def records(make_record: Callable[..., MeasuredRecord]) -> list[MeasuredRecord]:
 
 @pytest.mark.parametrize(("suffix", "begins"), [("json", "["), ("html", "<!doctype html>"), ("svg", "<svg")])
 def test_the_suffix_chooses_the_form(records: list[MeasuredRecord], tmp_path: Path, suffix: str, begins: str) -> None:
-    if suffix == "svg":
-        pytest.importorskip("vl_convert")
     file = tmp_path / f"memory.{suffix}"
 
     export_timelines(records, TimelineFlags(export_timeline=file))

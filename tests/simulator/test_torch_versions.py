@@ -12,12 +12,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import distributed, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch import nn
 from torch.utils import _foreach_utils
 
-from actbench.methods.parallel import replicated
 from actbench.simulator import caching, profiles, reductions
 from actbench.simulator.card import simulated
 from actbench.simulator.fake import fake_mode
@@ -156,17 +153,6 @@ def test_attention_is_tried_in_this_order() -> None:
 
     order = [int(each.value) for each in (backend.FLASH_ATTENTION, backend.EFFICIENT_ATTENTION, backend.MATH)]
     assert tried[:3] == order
-
-
-def test_buckets_of_distributed_data_parallel() -> None:
-    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    try:
-        model = DistributedDataParallel(nn.Linear(2, 2))
-    finally:
-        distributed.destroy_process_group()
-
-    assert model.bucket_bytes_cap == replicated._BYTES
-    assert distributed._DEFAULT_FIRST_BUCKET_BYTES == replicated._FIRST_BYTES  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(INSTALLED_TORCH < (2, 15), reason="torch 2.11 sorts")

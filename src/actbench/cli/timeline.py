@@ -45,7 +45,7 @@ class CurveFlags:
         Path | None,
         option(
             "--export-timeline",
-            "Write the timelines as .png or .svg (by actbench[html]), .html or .json.",
+            "Write the timelines as .svg, .png (by actbench[html]), .html or .json.",
             only_typed=True,
             metavar="FILE",
             parser=path_named,

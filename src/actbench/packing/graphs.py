@@ -23,4 +23,4 @@ def is_reentrant(*losses: Tensor) -> bool:
 
     Such a part first runs without gradients, and has a graph of its own only in the backward pass.
     """
-    return any(node.name() == "CheckpointFunctionBackward" for node in nodes_of(*losses))
+    return any(type(node).__name__ == "CheckpointFunctionBackward" for node in nodes_of(*losses))

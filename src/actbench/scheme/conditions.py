@@ -50,12 +50,12 @@ class Processes:
     Attributes:
         mesh: The processes by axis (``dp`` data, ``tp`` tensor parallel); None for one alone.
         average: Told before each pass whether gradients are averaged over processes in it; only the last of a step.
-        gradient_buckets: Tensors that gradients lie in, which are there from step to step.
+        gradient_buckets: Returns the tensors that gradients lie in, from step to step.
     """
 
     mesh: DeviceMesh | None = None
     average: Callable[[bool], None] = lambda last: None
-    gradient_buckets: Sequence[Tensor] = ()
+    gradient_buckets: Callable[[], Sequence[Tensor]] = tuple
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,17 @@ def test_parts_have_the_bytes_of_their_library_and_values_are_within_half_a_step
     assert bool(((found - matrix).abs() <= half_step + 1e-6).all())
 
 
+def test_one_group_of_all_inputs_has_one_scale_for_each_output() -> None:
+    module: Any = schemes.build("qlora:4,weights=gptq,group=0").apply(setup_of(Net())).module
+    layers = [part for part in module.modules() if isinstance(part, FrozenLinear)]
+
+    assert layers
+    for layer in layers:
+        codes, _, scales, _ = layer.packed_weight
+        assert codes.nbytes == layer.out_features * layer.in_features // 2
+        assert scales.shape == (1, layer.out_features)
+
+
 @pytest.mark.parametrize("name", ["int8", "gptq", "awq"])
 def test_a_matrix_of_the_format_s_own_values_comes_back(name: FrozenFormat) -> None:
     encoding = FROZEN_FORMATS[name]

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from actbench.errors import UsageError
 from actbench.model.measured import MeasuredRecord
 from actbench.model.timeline import OTHER, Holder, Span, Timeline
+from actbench.report.exporting import Exported
 from actbench.report.render.screen import NARROWEST, WIDEST, sparkline
 from actbench.report.tables import report_tables
 from actbench.report.tables.entries import join
 from actbench.report.tables.step import LARGEST, holders_table
-from actbench.tools.html import library, measured
-from actbench.tools.html.charts import memory_over_steps
+from actbench.tools.html import export, measured
+from actbench.tools.html.charts import below_each_other
+from actbench.tools.html.export import HTML
 from actbench.tools.html.html import html_page
+from actbench.tools.html.pictures import memory_over_steps
 from actbench.units import MIB
 
 MakeRecord = Callable[..., MeasuredRecord]
@@ -119,19 +122,20 @@ def test_many_parts_are_letters() -> None:
     assert sparkline(timeline, 71)[0] == "|" * 8 + "b"
 
 
-def values_of(spec: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = spec["data"]["values"]
-    return found
-
-
 def test_the_chart_draws_the_bytes_of_the_record() -> None:
     timeline = made(host=True)
-    values = values_of(memory_over_steps([("exact", timeline)])[0].spec)
+    chart = memory_over_steps([("exact", timeline)])[0].chart
+    weights, saved, host = (each.get("d") or "" for each in chart.svg.findall("path") if len(each.get("d") or "") > 60)
+    told = [each.findtext("title") or "" for each in chart.svg.findall("rect[title]")]
 
-    assert [row["at"] for row in values] == list(timeline.moments)
-    assert [row["saved tensors"] * MIB for row in values] == list(SAVED)
-    assert [row["total"] * MIB for row in values] == list(timeline.totals)
-    assert [row["host memory"] * MIB for row in values] == [0, MIB] * 4
+    def heights(path: str) -> list[float]:
+        return [float(each) for each in re.findall(r"V([\d.]+)", path)]
+
+    assert heights(weights)[:7] == pytest.approx([chart.at(0, 4 * MIB)[1]] * 7, abs=0.1)
+    assert heights(saved)[:7] == pytest.approx([chart.at(0, each)[1] for each in timeline.totals[1:]], abs=0.1)
+    assert heights(host) == pytest.approx([chart.at(0, each)[1] for each in ((0, MIB) * 4)[1:]], abs=0.1)
+    assert told[3] == "alive 34.00 MiB\nweights 4.00 MiB\nsaved tensors 30.00 MiB"
+    assert len(told) == len(timeline.moments)
 
 
 def test_a_report_draws_the_rows_that_have_one(record: Callable[..., MeasuredRecord], make_record: MakeRecord) -> None:
@@ -152,18 +156,24 @@ def test_names_of_modules_are_text(record: Callable[..., MeasuredRecord]) -> Non
     assert "\x1b" not in page
 
 
-@WITH_CHARTS
 def test_pictures_are_drawn_without_a_network() -> None:
-    pictures = memory_over_steps([("exact", made()), ("<b>&", made(host=True))])
-    drawn = library.image(pictures, "svg").decode()
+    drawn = below_each_other(memory_over_steps([("exact", made()), ("<b>&", made(host=True))]))
 
     texts = " ".join(ElementTree.fromstring(drawn).itertext())
     assert all(text in texts for text in ("saved tensors", "forward", "Memory over a step: <b>&", "alive (MiB)"))
-    assert library.image(pictures[:1], "png").startswith(b"\x89PNG")
+
+
+@WITH_CHARTS
+def test_a_bitmap_is_drawn_of_them(record: Callable[..., MeasuredRecord]) -> None:
+    assert HTML.curves is not None
+    what = Exported([], "Steps", [record(made())], print)
+
+    assert bytes(HTML.curves.text(".png", what)).startswith(b"\x89PNG")
 
 
 def test_without_the_library_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "is_installed", lambda: False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
     with pytest.raises(UsageError, match=r"actbench\[html\]"):
-        library.image(memory_over_steps([("exact", made())]), "png")
+        export.check(".png")
+    export.check(".svg")

@@ -156,9 +156,10 @@ def test_a_chart_has_one_point_and_one_bar_for_all_seeds(records: list[MeasuredR
     (group,) = beside.groups
     frontier = next(picture for picture in group.pictures if picture.title == "Memory against time")
 
-    assert [(row["scheme"], row["peak_text"]) for row in frontier.spec["data"]["values"]] == [
-        ("exact", "1,000 B"),
-        ("fewbit:3", "824 B ± 22 B"),
+    titles = [each.findtext("title") or "" for each in frontier.chart.svg.findall("path[title]")]
+    assert [title.split("\n")[:2] for title in titles] == [
+        ["exact", "peak: 1,000 B"],
+        ["fewbit:3", "peak: 824 B ± 22 B"],
     ]
     assert [details.texts["Seeds"] for details in beside.details] == ["0, 1, 2; numbers are means"] * 2
 

@@ -13,16 +13,20 @@ from actbench.errors import MeasurementError
 from actbench.measuring import bench
 from actbench.model.records import Case
 from actbench.simulator import profiles
-from actbench.tools.calibrate.calibrate import Calibrated, _Bench, _notes, calibrate
+from actbench.tools.calibrate import steps
+from actbench.tools.calibrate.calibrate import Calibrated, calibrate
 from actbench.tools.calibrate.profile import toml
-from actbench.tools.calibrate.subjects import ENCODER, Subject, stepping
+from actbench.tools.calibrate.steps import ENCODER, NETWORK
+from actbench.tools.calibrate.stopwatch import Sample
+
+CPU = torch.device("cpu")
 
 CASE = Case(model="tiny-roberta", scheme="fewbit:3", batch_size=4, meter="simulated", device_profile="cpu")
 
 
 @pytest.fixture(scope="module")
 def found() -> Calibrated:
-    return calibrate("cpu", schemes=("fewbit:3",), most_sizes=1, budget_seconds=1800)
+    return calibrate("cpu", schemes=("fewbit:3",), budget_seconds=1800)
 
 
 @pytest.fixture
@@ -68,18 +72,37 @@ def test_time_that_is_too_short_is_told() -> None:
 
 
 @pytest.mark.slow
-def test_a_scheme_that_fails_is_noted_and_a_plain_operator_is_not_let_off() -> None:
-    bench = _Bench(torch.device("cpu"), time.perf_counter, time.monotonic() + 60, lambda text: None)
+def test_a_scheme_that_fails_is_noted_and_a_plain_operator_is_not_let_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = steps.Model.steps
 
-    def step(size: int) -> Any:
-        raise NotImplementedError("no kernel image is available")
+    def broken(model: steps.Model, spec: str, device: torch.device) -> Any:
+        if spec == failing:
+            raise NotImplementedError("no kernel image is available")
+        return known(model, spec, device)
 
-    broken = Subject("adamfp8 on resnet18", step, (1, 2))
-    assert not bench.run(broken, None, of_scheme=True)
-    assert bench.run(stepping(bench.device, ENCODER, "exact"), 1)
-    assert bench.samples
-    assert _notes(bench) == (
-        "Not measured, because they failed: adamfp8 on resnet18: NotImplementedError: no kernel image is available.",
-    )
+    def run() -> tuple[list[Sample], list[str]]:
+        planned = [("adamfp8", (ENCODER,)), ("exact", (ENCODER,))]
+        return steps.run(planned, CPU, time.perf_counter, time.monotonic() + 60, lambda text: None)
+
+    monkeypatch.setattr(steps.Model, "steps", broken)
+    failing = "adamfp8"
+    samples, notes = run()
+
+    assert samples
+    assert notes == [
+        "Not measured, because it failed: adamfp8 on tiny-roberta: NotImplementedError: no kernel image is available."
+    ]
+    failing = "exact"
     with pytest.raises(NotImplementedError):
-        bench.run(broken, None)
+        run()
+
+
+def test_what_the_time_did_not_reach_is_noted() -> None:
+    planned = [("exact", (ENCODER, NETWORK)), ("fewbit:3", (ENCODER,)), ("smaq", (ENCODER,))]
+
+    samples, notes = steps.run(planned, CPU, time.perf_counter, time.monotonic() - 1, lambda text: None)
+
+    assert (samples, notes) == (
+        [],
+        ["The time ended before these were measured at every size: exact, fewbit:3, smaq."],
+    )

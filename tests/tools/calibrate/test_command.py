@@ -17,8 +17,8 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Measure the smallest sizes, and no scheme."""
-    monkeypatch.setattr(calibration, "calibrate", partial(calibration.calibrate, schemes=(), most_sizes=1))
+    """Measure no scheme."""
+    monkeypatch.setattr(calibration, "calibrate", partial(calibration.calibrate, schemes=()))
 
 
 @pytest.mark.slow

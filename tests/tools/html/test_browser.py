@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +16,8 @@ from actbench.model.measured import MeasuredRecord
 from actbench.report import store, tables
 from actbench.report.compare import compare
 from actbench.report.exporting import Exported
-from actbench.tools.html import library, measured
+from actbench.report.plain import plain
+from actbench.tools.html import measured
 from actbench.tools.html.flamegraph import flame_page
 from actbench.tools.html.html import html_page
 
@@ -83,13 +83,7 @@ def report(records: list[MeasuredRecord], title: str = "Results") -> str:
     return html_page(tables.report_tables(records, title), title, measured.beside_measured(records))
 
 
-@pytest.fixture
-def without_charts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "is_installed", lambda: False)
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_charts")
 def test_a_table_sorts_by_numbers_filters_and_opens_its_rows(opened: Callable[[str], Any]) -> None:
     records = records_of_quickstart()
     page = opened(report(records))
@@ -119,7 +113,6 @@ def test_a_table_sorts_by_numbers_filters_and_opens_its_rows(opened: Callable[[s
     assert page.is_visible("th.more")
 
 
-@pytest.mark.usefixtures("without_charts")
 def test_a_comparison_is_whole_on_a_screen_of_1400_pixels(
     opened: Callable[[str], Any], make_record: MakeRecord
 ) -> None:
@@ -138,7 +131,6 @@ def test_a_comparison_is_whole_on_a_screen_of_1400_pixels(
     assert page.evaluate("document.documentElement.scrollWidth") <= 1400
 
 
-@pytest.mark.usefixtures("without_charts")
 def test_hostile_names_are_shown_as_they_are(opened: Callable[[str], Any], make_record: MakeRecord) -> None:
     page = opened(report([make_record("exact", model=EVIL), make_record("x", model=EVIL, failure=EVIL)], EVIL))
 
@@ -149,29 +141,31 @@ def test_hostile_names_are_shown_as_they_are(opened: Callable[[str], Any], make_
 
 
 @pytest.mark.sampled(fast=1, slow=1)
-@pytest.mark.skipif(not library.is_installed(), reason="no vl-convert-python")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_charts_are_drawn_with_every_row_and_hostile_names(
     opened: Callable[[str], Any], make_record: MakeRecord, scheme: str
 ) -> None:
     records = [
         *records_of_quickstart(),
-        *(make_record(name, model=EVIL, label=name + EVIL, peak_bytes=900) for name in ("exact", "x")),
+        *(
+            make_record(name, model=EVIL, label=name + EVIL, peak_bytes=900, meter="cpu", step_seconds=(seconds,))
+            for name, seconds in (("exact", 1.0), ("x", 2.0))
+        ),
     ]
     page = opened(report(records))
     page.emulate_media(color_scheme=scheme)
-    page.wait_for_selector("body[data-drawn='0']")
-    chosen = page.inner_text("#group option >> nth=0")
     timed = [record for record in records if getattr(record.outcome, "step_seconds", None)]
+    groups = page.locator("details.charts")
 
-    assert "vit-base" in chosen, "the group with the most charts comes first"
-    frontier = page.locator("figure", has_text="Memory against time")
-    labels = frontier.locator("[aria-roledescription='point']").evaluate_all(
-        "marks => marks.map(mark => mark.getAttribute('aria-label'))"
-    )
-    assert len(labels) == len(timed)
-    assert {re.search(r"scheme: ([^;]*)", label)[1] for label in labels} == {record.case.scheme for record in timed}
+    assert groups.evaluate_all("all => all.map(each => each.open)") == [True, False]
+    titles = page.locator("figure", has_text="Memory against time").locator("path title")
+    told = titles.evaluate_all("all => all.map(each => each.textContent.split('\\n')[0])")
+    assert sorted(told) == sorted(plain(record.label or record.case.scheme) for record in timed)
     assert page.locator("figure svg").count() == page.locator("figure").count() > 1
+    assert page.locator("figure svg").first.bounding_box()["height"] > 100
+    groups.last.locator("summary").click()
+    assert groups.last.locator("figure svg").first.is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 1400
 
 
 def test_a_flame_graph_follows_its_slider_and_zooms(opened: Callable[[str], Any]) -> None:

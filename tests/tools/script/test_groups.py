@@ -96,7 +96,8 @@ def test_a_model_has_its_own_name_in_a_wrapper() -> None:
 
 
 @pytest.mark.exhaustive
-def test_flat_parameters_are_shared_out() -> None:
+def test_flat_parameters_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUBLAS_WORKSPACE_CACHE", "1")  # workspaces that stay move no peak
     flat, rows = trained(fsdp1), trained(fsdp2())
 
     assert flat.peak_bytes == pytest.approx(rows.peak_bytes, rel=0.03)  # blocks are cut elsewhere, by elements

@@ -15,7 +15,6 @@ import torch
 
 from actbench.machine import machine
 from actbench.report.store import Store, read_results
-from actbench.tools.html import library
 from actbench.tools.train.checkpoint import FILE_NAME
 from actbench.tools.train.records import Trained, TrainingRun
 
@@ -55,7 +54,7 @@ def test_a_recipe_is_trained_once_and_exported(cli: Any, recipe: Path, tmp_path:
     flags = (
         *("--export-markdown", files["md"], "--export-csv", files["csv"], "--export-json", files["json"]),
         *("--export-html", files["html"]),
-        *(("--export-curves", files["svg"]) if library.is_installed() else ()),
+        *("--export-curves", files["svg"]),
     )
     ended = cli("train", recipe, "-o", tmp_path / "out", *flags)
     again = cli("train", recipe, "-o", tmp_path / "out")
@@ -70,8 +69,7 @@ def test_a_recipe_is_trained_once_and_exported(cli: Any, recipe: Path, tmp_path:
     assert files["csv"].read_text().startswith("model,data,scheme")
     assert "<h1>Which?</h1>" in files["html"].read_text()
     assert not list((tmp_path / "out").rglob(FILE_NAME))
-    if library.is_installed():
-        assert "<svg" in files["svg"].read_text()
+    assert "<svg" in files["svg"].read_text()
 
 
 def test_a_scheme_that_cannot_be_applied_is_a_row_with_the_reason(cli: Any, recipe: Path, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def everything(step: TrainStep) -> list[Tensor]:
 def lasting_gradients(step: TrainStep) -> list[Tensor]:
     """Return the buffers that hold gradients from step to step: buckets, and an optimizer's accumulators."""
     own = step.optimizer.gradient_parts() if isinstance(step.optimizer, HoldsGradients) else ()
-    return [*step.setup.processes.gradient_buckets, *own]
+    return [*step.setup.processes.gradient_buckets(), *own]
 
 
 def beside_batch(step: TrainStep, tensors: Iterable[Tensor]) -> list[Tensor]:

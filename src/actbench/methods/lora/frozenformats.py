@@ -44,21 +44,22 @@ class Int8Rows(Encoding):
 
 
 class Int4Groups(Encoding):
-    """4-bit whole numbers above the zero of each group of 128 inputs, in the layouts of GPTQ and AWQ.
+    """4-bit whole numbers above the zero of each group of inputs, in the layouts of GPTQ and AWQ.
 
     Papers: Frantar et al., "GPTQ", arXiv 2210.17323; Lin et al., "AWQ", arXiv 2306.00978. The parts have the shapes and
     types of their checkpoints: codes, eight an int32; zeros, eight an int32; float16 scales; and, for GPTQ, the
-    group of each input. A matrix of other widths than multiples of 128 has one group for each output.
+    group of each input. A matrix whose width is no multiple of the group has one group for each output.
     Not reproduced: what their calibration does to the codes. Weights are rounded to the nearest.
 
     Attributes:
+        group_size: How many inputs share a scale and a zero; 0 for all.
         order: Whether the group of each input is stored (GPTQ).
         outputs_together: Whether eight outputs share an int32 of codes (AWQ), or eight inputs (GPTQ).
     """
 
     name: ClassVar[str] = "int4"
-    group_size: ClassVar[int] = 128
 
+    group_size: int = 128
     order: bool = True
     outputs_together: bool = False
 
@@ -102,7 +103,7 @@ class Int4Groups(Encoding):
         return outputs * inputs // 2 + groups * outputs * 5 // 2 + 4 * inputs * self.order
 
     def _group(self, inputs: int) -> int:
-        return inputs if inputs % self.group_size else self.group_size
+        return inputs if not self.group_size or inputs % self.group_size else self.group_size
 
 
 def _packed(codes: Tensor, dim: int) -> Tensor:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from actbench.errors import ConversionError
@@ -48,6 +48,7 @@ class QLora(Lora):
         dtype: Type of adapters beside half weights: float32, or that of the ``model``.
         modules_to_save: Ends of the paths of modules that are trained whole, as in ``lora``.
         weights: The format of the frozen weights.
+        group: How many inputs share a scale of ``gptq`` or ``awq``; 0 for all, as in checkpoints of the largest models.
         prepared: Whether all other half parameters (norms, embeddings, biases, the head) become float32, as peft's
             ``prepare_model_for_kbit_training`` makes them. Packed layers then compute in the weights' own type and
             return the type of their inputs, as those of bitsandbytes do with ``bnb_4bit_compute_dtype``.
@@ -75,6 +76,7 @@ class QLora(Lora):
     )
 
     weights: Literal["nf4", "nf4_single", "int8", "gptq", "awq"] = "nf4"
+    group: Annotated[int, Field(ge=0, multiple_of=8)] = 128
     prepared: bool = False
     storage: Literal["packed", "model"] = "packed"
 
@@ -82,6 +84,8 @@ class QLora(Lora):
     def _packable(self) -> Self:
         if self.adapter == "lokr":
             raise ValueError("adapter=lokr is for whole weights: take lora")
+        if self.group != 128 and self.weights not in ("gptq", "awq"):
+            raise ValueError(f"group={self.group} is for weights=gptq and awq, not {self.weights}")
         if self.storage == "model" and self.weights not in FLAT_PARTS:
             raise ValueError(f"storage=model is for weights={'/'.join(FLAT_PARTS)}, not {self.weights}")
         if self.prepared and self.weights == "gptq":
@@ -123,6 +127,8 @@ class QLora(Lora):
 
     def _settled(self, model: nn.Module, targets: Targets) -> nn.Module:
         layers, encoding = set(targets.layers.values()), FROZEN_FORMATS[self.weights]
+        if self.weights in ("gptq", "awq"):
+            encoding = encoding.model_copy(update={"group_size": self.group})
         for part in lowrank.adapters(model):
             vars(part).update(merge=lowrank.refuse_merging, _cast_input_dtype=_cast_outside_autocast)
         flat = FLAT_PARTS[self.weights] if self.storage == "model" else None

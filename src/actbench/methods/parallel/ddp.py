@@ -86,7 +86,7 @@ class _Replicated(DataParallel):
         return replace(
             changed,
             loss=lambda _, batch: loss(model.forward, batch),
-            processes=replace(setup.processes, average=model.average_gradients, gradient_buckets=model.buckets),
+            processes=replace(setup.processes, average=model.average_gradients, gradient_buckets=model.buffers),
         )
 
     def _replicated(self, module: nn.Module, group: ProcessGroup) -> ReplicatedModel:
@@ -103,7 +103,6 @@ class Ddp(_Replicated):
     Kept by each process: the same as without ``ddp``, and its gradients from step to step, in buckets of 25 MiB,
     which are averaged while the backward pass runs. Under ``accumulate`` the gradients of all but the last micro-batch
     stay outside of the buckets. The batch size is that of one process. Gradients are exact to rounding.
-    A simulation has buckets of its own, which allocate as torch's buckets do.
 
     Attributes:
         ranks: How many processes there are.

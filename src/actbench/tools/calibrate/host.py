@@ -2,98 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from statistics import median
-from typing import NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.benchmark import Timer
 
-from actbench.errors import ActbenchError, told
 from actbench.model.records import Phase
 from actbench.scheme.setup import TrainStep
-from actbench.tools.calibrate.stopwatch import Clock, Sample, Stopwatch
-from actbench.tools.calibrate.subjects import SMALL, stepping
+from actbench.tools.calibrate.steps import SMALL, noting
+from actbench.tools.calibrate.stopwatch import Clock, Stopwatch
 
 _ROUNDS = 5
 _LEAST = 1e-7
 _LISTED = 4e-7
 """Seconds for each tensor of a list: too short to measure beside the rest."""
-
-Result = TypeVar("Result")
-
-
-class _Part(NamedTuple):
-    """A part of a step: the seconds of neither operators nor views, and how many operators it has."""
-
-    seconds: float
-    operators: int
-    packing: int
+_PACKING = ("fewbit:3", "actnn:L2", "gact:L1", "randomized:0.2")
+_PHASES: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 
 
-def host_of(device: torch.device, schemes: Sequence[str], clock: Clock, failed: list[str]) -> dict[str, float]:
+def host_of(device: torch.device, clock: Clock, notes: list[str]) -> dict[str, float]:
     """Return the seconds of the host for an operator, by part of the step, and for one that packs.
 
-    The steps have batches so small that little is computed. Schemes that fail are added to ``failed``.
+    They are the solution, by least squares, of one equation for each part of each step: what it takes beyond the time
+    of its operators and views is the sum over its operators. The steps have batches so small that little is computed.
     """
     x = torch.zeros(4, 4, requires_grad=True)
     view = Timer("x.view(16)", globals={"x": x}, timer=clock).blocked_autorange().median
-    found: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": [], "packing": []}
+    counts: list[list[int]] = []
+    seconds: list[float] = []
     for model in SMALL:
-        exact = stepping(device, model, "exact")
-        parts = _parts(exact.step(model.sizes[0]), device, clock, view)
-        own = {phase: max(part.seconds / max(part.operators, 1), _LEAST) for phase, part in parts.items()}
-        for phase, seconds in own.items():
-            found[phase].append(seconds)
-        for subject in (stepping(device, model, spec) for spec in schemes):
-            try:
-                parts = _parts(subject.step(model.sizes[0]), device, clock, view)
-            except ActbenchError:
-                continue  # the scheme finds nothing in this model
-            except Exception as error:
-                failed.append(f"the host in {subject.name}: {told(error)}")
-                continue
-            packing = {phase: part for phase, part in parts.items() if phase != "optimizer"}
-            rest = sum(part.seconds - own[phase] * (part.operators - part.packing) for phase, part in packing.items())
-            if count := sum(part.packing for part in packing.values()):
-                found["packing"].append(max(rest / count, _LEAST))
-    host = {name: median(seconds) for name, seconds in found.items() if seconds}
-    return {"packing": host["forward"], **host, "view": view, "listed": _LISTED}
+        for spec in ("exact", *_PACKING):
+            with noting(f"{spec} on {model.name}, the host", notes):
+                for counted, taken in _parts(next(model.steps(spec, device)), device, clock, view):
+                    counts.append(counted)
+                    seconds.append(taken)
+    solved = np.linalg.lstsq(np.array(counts), np.array(seconds))[0]
+    host = {name: max(float(each), _LEAST) for name, each in zip((*_PHASES, "packing"), solved, strict=True)}
+    packing = host["packing"] if any(each[-1] for each in counts) else host["forward"]
+    return {**host, "packing": packing, "view": view, "listed": _LISTED}
 
 
-def _parts(step: TrainStep, device: torch.device, clock: Clock, view: float) -> dict[Phase, _Part]:
-    """Return the parts of a step; a view takes ``view`` seconds."""
+def _parts(step: TrainStep, device: torch.device, clock: Clock, view: float) -> Iterator[tuple[list[int], float]]:
+    """Yield, for each part of a step, how many operators of each unknown it has, and the seconds that they add up to.
 
-    def timed(run: Callable[[], None]) -> float:
+    An optimizer's operators that pack call no hook, and count as its others do.
+    """
+    step()
+    whole = np.median([_seconds(step, device, clock) for _ in range(_ROUNDS)], axis=0)
+    watch = Stopwatch(device, clock, lambda: step.phase)
+    # the shortest run of each operator: between two that are watched, caches are lost
+    runs = [watch.time(step) for _ in range(_ROUNDS)]
+    shortest = [min(each, key=lambda sample: sample.seconds) for each in zip(*runs, strict=True)]
+    for place, (phase, taken) in enumerate(zip(_PHASES, whole, strict=True)):
+        own = [each for each in shortest if each.phase == phase]
+        kinds = [each.work.kind for each in own]
+        views, packing = kinds.count(None), kinds.count("packing") * (phase != "optimizer")
+        counted = [0, 0, 0, packing]
+        counted[place] = len(own) - views - packing
+        # the host runs ahead of a CUDA device, and on a CPU computes itself
+        computing = 0.0 if device.type == "cuda" else sum(each.seconds for each in own if each.work.kind)
+        yield counted, taken - computing - view * views
+
+
+def _seconds(step: TrainStep, device: torch.device, clock: Clock) -> list[float]:
+    """Return the seconds in which the host issues each part of a step."""
+    parts: tuple[Callable[[Any], Any], ...] = (lambda _: step.forward(), step.backward, lambda _: step.update())
+    passed, taken = None, []
+    for part in parts:
         if device.type == "cuda":
             torch.cuda.synchronize()
         begin = clock()
-        run()
-        return clock() - begin
-
-    def watched(run: Callable[[], None]) -> tuple[list[Sample], int]:
-        with watch:
-            run()
-        return watch.samples, watch.views
-
-    step()
-    watch = Stopwatch(device, clock)
-    whole = [_phases(step, timed) for _ in range(_ROUNDS)]
-    known = [_phases(step, watched) for _ in range(_ROUNDS)]
-    parts: dict[Phase, _Part] = {}
-    for phase, (samples, views) in known[0].items():
-        # the shortest run of each: between two that are watched, caches are lost; the host runs ahead of a CUDA device
-        runs = zip(*([sample.seconds for sample in each[phase][0]] for each in known), strict=True)
-        computing = 0.0 if device.type == "cuda" else sum(map(min, runs))
-        seconds = median(each[phase] for each in whole) - computing - view * views
-        parts[phase] = _Part(seconds, len(samples), sum(sample.work.kind == "packing" for sample in samples))
-    return parts
-
-
-def _phases(step: TrainStep, run: Callable[[Callable[[], None]], Result]) -> dict[Phase, Result]:
-    losses: list[torch.Tensor] = []
-    return {
-        "forward": run(lambda: losses.append(step.forward())),
-        "backward": run(lambda: step.backward(losses.pop())),
-        "optimizer": run(step.update),
-    }
+        passed = part(passed)
+        taken.append(clock() - begin)
+    return taken

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import geometric_mean, median
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import pandas
 
 from actbench.report.tables import Table, fill
 from actbench.report.tables.values import Column
-from actbench.simulator.cost.rates import PRECISIONS, Precision, published
+from actbench.simulator.cost.rates import PRECISIONS, published
 from actbench.simulator.profiles import DeviceTable
 from actbench.tools.calibrate.stopwatch import Sample
 from actbench.units import format_seconds
-
-Key = tuple[str, Precision]
-"""The label of an operator and a precision."""
-Point = tuple[float, ...]
-"""As in a profile: bytes and microseconds, after the number of operations where these are counted."""
 
 _WIDTH = 3.0
 """Sizes whose base-2 logarithms fall into one bin of this width become one point."""
@@ -30,118 +26,92 @@ _FILLING = 4
 _HIGHEST, _LEAST = 1.5, 0.001
 """Largest and smallest share in a profile."""
 _KILO, _MEGA, _MICRO = 1e3, 1e6, 1e-6
+_OPERATOR = ["label", "precision"]
 
 
-class Found(NamedTuple):
-    """A measured operator, with points in the order of their bytes."""
+def points_of(samples: Iterable[Sample]) -> pandas.DataFrame:
+    """Return the points of each operator (``label``, ``precision``), by size.
 
-    kind: str
-    points: tuple[Point, ...]
+    An operator with floating-point operations has a point for each shape, with the median time. Others have one for
+    sizes that are about the same, with their median rate; of these, a larger one takes no less.
 
-    @property
-    def has_flops(self) -> bool:
-        """Whether its floating-point operations are counted."""
-        return len(self.points[0]) > 2
-
-    @property
-    def rates(self) -> list[float]:
-        """Operations in a microsecond at each point, or bytes without operations."""
-        return [point[0] / point[-1] for point in self.points]
-
-
-def rounded(value: float, digits: int = 4) -> float:
-    """Return a number with so many digits that count."""
-    return float(f"{value:.{digits}g}")
-
-
-def found_in(samples: Iterable[Sample]) -> dict[Key, Found]:
-    """Return each operator's microseconds by size; runs of about the same size count with their median rate."""
-    grouped: dict[Key, list[Sample]] = defaultdict(list)
-    for sample in samples:
-        grouped[sample.work.label, sample.work.precision].append(sample)
-    return {key: Found(each[0].work.kind or "", _points(each)) for key, each in sorted(grouped.items())}
-
-
-def _points(samples: Sequence[Sample]) -> tuple[Point, ...]:
-    """Return a point for each shape with operations, otherwise one for sizes that are about the same."""
-    shapes: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for work, seconds in samples:
-        shapes[max(work.moved, 1), work.flops].append(seconds / _MICRO)
-    sizes = [(size, flops, median(taken)) for (size, flops), taken in sorted(shapes.items())]
-    counted = tuple((flops, size, rounded(taken)) for size, flops, taken in sizes if flops)
-    if counted:
-        return counted
-    binned: dict[int, list[tuple[int, float]]] = defaultdict(list)
-    for size, _, taken in sizes:
-        binned[math.floor(math.log2(size) / _WIDTH)].append((size, taken))
-    found: list[Point] = []
-    for members in binned.values():
-        size = round(geometric_mean(size for size, _ in members))
-        taken = median(taken / size for size, taken in members) * size
-        found.append((size, rounded(max([taken, *(before for _, before in found)]))))  # a larger size takes no less
-    return tuple(found)
+    Returns:
+        Columns: the operator and its ``kind``; ``flops``, ``moved`` (bytes) and ``taken`` (microseconds); and ``rate``,
+        in operations or else bytes a microsecond.
+    """
+    works = [(each.work, each.seconds / _MICRO) for each in samples if each.work.kind is not None]
+    rows = [(work.label, work.precision, work.kind, work.flops, max(work.moved, 1), taken) for work, taken in works]
+    frame = pandas.DataFrame(rows, columns=[*_OPERATOR, "kind", "flops", "moved", "taken"])
+    frame = frame.astype(dict.fromkeys(("flops", "moved", "taken"), float))
+    operators = frame.groupby(_OPERATOR)
+    frame["kind"] = operators.kind.transform("first")
+    frame = frame[(frame.flops > 0) | (operators.flops.transform("max") == 0)]
+    shapes = frame.groupby([*_OPERATOR, "kind", "moved", "flops"], as_index=False).taken.median()
+    shapes["size"] = shapes.moved.where(shapes.flops > 0, np.floor(np.log2(shapes.moved) / _WIDTH))
+    shapes["log"], shapes["slow"] = np.log(shapes.moved), shapes.taken / shapes.moved
+    alike = shapes.groupby([*_OPERATOR, "kind", "size", "flops"], as_index=False)
+    points: pandas.DataFrame = alike.agg({"log": "mean", "slow": "median"})
+    points["moved"] = np.exp(points.log).round()
+    points["taken"] = points.slow * points.moved
+    points["taken"] = points.taken.where(points.flops > 0, points.groupby(_OPERATOR).taken.cummax())
+    points["rate"] = points.flops.where(points.flops > 0, points.moved) / points.taken
+    return points
 
 
-def peaks(found: Mapping[Key, Found]) -> dict[str, float]:
+def peaks(points: pandas.DataFrame) -> dict[str, float]:
     """Return the TFLOP/s of the best matrix product, by precision."""
-    rates: dict[str, float] = defaultdict(float)
-    for (_, precision), each in found.items():
-        if each.kind == "matmul" and each.has_flops:
-            rates[precision] = max(rates[precision], *each.rates)
-    return {name: rounded(rates[name] / _MEGA) for name in PRECISIONS if name in rates}
+    products = points[(points.kind == "matmul") & (points.flops > 0)]
+    best = products.groupby("precision").rate.max() / _MEGA
+    return {name: best[name] for name in PRECISIONS if name in best}
 
 
 def shares(
-    found: Mapping[Key, Found], flops: Mapping[str, float], bandwidth: float, launch: float, *, on_cuda: bool
+    points: pandas.DataFrame, flops: Mapping[str, float], bandwidth: float, launch: float, *, on_cuda: bool
 ) -> dict[str, dict[str, float]]:
     """Return the efficiencies of a profile, which serve for operators that were not measured.
 
     Args:
-        found: What was measured.
+        points: What was measured.
         flops: TFLOP/s by precision.
         bandwidth: GB/s.
         launch: Microseconds of the smallest kernel.
         on_cuda: Whether small operators all take as long as nothing.
     """
-    kinds: dict[str, list[tuple[Precision, Found]]] = defaultdict(list)
-    for (_, precision), each in found.items():
-        kinds[each.kind].append((precision, each))
     enough = max(_SUSTAINED, _FILLING * launch * bandwidth * _KILO * on_cuda)
     tables = {}
-    for kind, members in kinds.items():
-        table = {"memory": 1.0}
-        for precision, each in members:
-            if each.has_flops:
-                peak = flops.get(precision, flops["fp32"]) * _MEGA
-                table[precision] = max(table.get(precision, 0.0), *(rate / peak for rate in each.rates))
-        if len(table) == 1:
-            large = [each.rates[-1] for _, each in members if each.points[-1][0] >= enough]
-            small = (
-                [published().kinds[kind].memory * bandwidth * _KILO]
-                if on_cuda
-                else [each.rates[-1] for _, each in members]
-            )
-            table["memory"] = median(large or small) / (bandwidth * _KILO)
-        least = median(each.points[0][-1] for _, each in members)
-        table = {name: rounded(min(max(share, _LEAST), _HIGHEST)) for name, share in table.items()}
-        tables[kind] = {**table, "ramp": rounded(max(least - launch, 0.0))}
+    for kind in sorted(set(points.kind)):
+        members = points[points.kind == kind]
+        operators = members.groupby(_OPERATOR)
+        best = members[members.flops > 0].groupby("precision").rate.max()
+        table = {name: best[name] / (flops.get(name, flops["fp32"]) * _MEGA) for name in best.index}
+        if table:
+            memory = 1.0
+        else:
+            largest = operators.last()
+            large = largest.rate[largest.moved >= enough]
+            rates = large if len(large) or on_cuda else largest.rate
+            memory = rates.median() / (bandwidth * _KILO) if len(rates) else published().kinds[kind].memory
+        table = {name: min(max(share, _LEAST), _HIGHEST) for name, share in {**table, "memory": memory}.items()}
+        tables[kind] = {**table, "ramp": max(operators.taken.first().median() - launch, 0.0)}
     return tables
 
 
-class _Reached(NamedTuple):
-    kind: str
-    precision: str
-    rate: float
-    share: float
-    least_seconds: float
+def operators_of(points: pandas.DataFrame) -> dict[str, dict[str, list[list[float]]]]:
+    """Return the points of a profile's operators, by label and precision."""
+    found: dict[str, dict[str, list[list[float]]]] = {}
+    groups: Iterable[Any] = points.groupby(_OPERATOR)
+    for (label, precision), each in groups:
+        columns = ["flops", "moved", "taken"] if each.flops.any() else ["moved", "taken"]
+        found.setdefault(label, {})[precision] = each[columns].to_numpy().tolist()
+    return found
 
 
-_COLUMNS: tuple[Column[_Reached], ...] = (
-    Column("kind", "Kind", "text", lambda reached: reached.kind),
-    Column("precision", "Type", "text", lambda reached: reached.precision),
-    Column("giga_per_second", "GFLOP/s or GB/s", "rate", lambda reached: reached.rate, better="higher"),
-    Column("share", "Share", "share", lambda reached: reached.share, better="higher"),
-    Column("least_seconds", "Smallest", "seconds", lambda reached: reached.least_seconds, "lower"),
+_COLUMNS: tuple[Column[Mapping[str, Any]], ...] = (
+    Column("kind", "Kind", "text", itemgetter("kind")),
+    Column("precision", "Type", "text", itemgetter("precision")),
+    Column("giga_per_second", "GFLOP/s or GB/s", "rate", itemgetter("rate"), better="higher"),
+    Column("share", "Share", "share", itemgetter("share"), better="higher"),
+    Column("least_seconds", "Smallest", "seconds", itemgetter("least"), better="lower"),
 )
 
 
@@ -153,10 +123,10 @@ def calibration_table(profile: DeviceTable, device: str, notes: Sequence[str]) -
     rows = []
     for kind, table in given["efficiencies"].items():
         reached: dict[str, float] = {name: table[name] for name in PRECISIONS if name in table}
-        reached = reached or {"bytes": table["memory"]}
-        for name, share in reached.items():
-            least = (given["launch"] + table["ramp"]) * _MICRO
-            rows.append(_Reached(kind, name, share * peaks.get(name, peaks["fp32"]), share, least))
+        least = (given["launch"] + table["ramp"]) * _MICRO
+        for name, share in (reached or {"bytes": table["memory"]}).items():
+            rate = share * peaks.get(name, peaks["fp32"])
+            rows.append({"kind": kind, "precision": name, "rate": rate, "share": share, "least": least})
     best = ", ".join(f"{name} {given[name]:.3g} TFLOP/s" for name in PRECISIONS if name in given)
     links = f"memory {given['bandwidth']:.3g} GB/s, link to host memory {given['link']:.3g} GB/s"
     parts = {"forward pass": "forward", "backward pass": "backward", "optimizer": "optimizer", "packing": "packing"}
@@ -174,16 +144,11 @@ def calibration_table(profile: DeviceTable, device: str, notes: Sequence[str]) -
 def toml(profile: DeviceTable) -> str:
     """Return the text of a profile's file."""
     tables = profile.model_dump(mode="json", exclude_none=True)
-    parts = {"host": tables.pop("host", {})}
+    parts = {"": tables, "[host]": tables.pop("host", {})}
     for name in ("efficiencies", "operators"):
-        parts |= {f'{name}."{key}"': table for key, table in tables.pop(name, {}).items()}
+        parts |= {f'[{name}."{key}"]': table for key, table in tables.pop(name, {}).items()}
     lines = ["# Measured by 'actbench calibrate'; docs/time.md explains the figures. Use it with --device-profile."]
-    lines += _entries(tables)
-    for name, table in parts.items():
-        lines += ["", f"[{name}]", *_entries(table)]
+    for heading, table in parts.items():
+        # strings, numbers and lists of JSON are those of TOML
+        lines += [heading, *(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in table.items())]
     return "\n".join(lines) + "\n"
-
-
-def _entries(table: Mapping[str, Any]) -> list[str]:
-    # strings, numbers and lists of JSON are those of TOML
-    return [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in table.items()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,19 +10,16 @@ from actbench.model.timeline import TITLES, Timeline
 from actbench.report.exporting import Exported
 from actbench.report.plain import plain
 from actbench.report.render.stacks import frames_of, stacks
-from actbench.tools.html.charts import COLOURS
-from actbench.tools.html.html import page, resource, section
+from actbench.tools.html.html import html_lines
+from actbench.tools.html.pictures import COLOURS
 from actbench.units import format_bytes
 
 
 def flame_page(what: Exported, timelines: Sequence[tuple[str, Timeline]]) -> Iterator[str]:
-    """Yield the lines of a page with a flame graph for each titled timeline, and the tables below them."""
+    """Yield the pieces of a page with a flame graph for each titled timeline, and the tables below them."""
     graphs = [_graph(title, timeline) for title, timeline in timelines]
-    tables = (line for table in what.tables for line in section(table, (), heading=True))
-    data = {"texts": [], "rows": [], "graphs": graphs, "kinds": {TITLES[kind]: COLOURS[kind] for kind in COLOURS}}
-    scripts = [resource("page.js"), resource("flamegraph.js")]
-    body = itertools.chain([resource("flamegraph.html") + "\n"], tables)
-    yield from page(what.title, body, data, scripts, resource("flamegraph.css"))
+    kinds = {TITLES[kind]: colour for kind, colour in COLOURS.items()}
+    return html_lines(what.tables, what.title, graphs={"graphs": graphs, "kinds": kinds})
 
 
 def _graph(title: str, timeline: Timeline) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from actbench.model.measured import MeasuredRecord, Measurement, PeakParts
+from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.report.advice import over_limit_bytes
 from actbench.report.plain import plain
 from actbench.report.render.formats import PLUS_MINUS
@@ -15,26 +15,13 @@ from actbench.report.sentences import rows_of
 from actbench.report.tables.computed import step_time_of
 from actbench.report.tables.entries import Entry, join
 from actbench.report.tables.groups import group_of, unbeaten, what_is_measured
-from actbench.report.tables.step import with_timelines
+from actbench.report.tables.step import PEAK_KINDS, with_timelines
 from actbench.report.tables.values import Unit, write
-from actbench.tools.html import charts
-from actbench.tools.html.charts import COLOURS, Json, Picture
+from actbench.tools.html import pictures
+from actbench.tools.html.charts import Picture
 from actbench.tools.html.html import Beside, Details, Group, beside, texts_of
+from actbench.tools.html.pictures import Row
 from actbench.units import format_bytes, format_seconds
-
-KINDS = {
-    "weights_bytes": ("weights", COLOURS["weights"]),
-    "gradients_bytes": ("gradients", COLOURS["gradients"]),
-    "optimizer_bytes": ("optimizer state", COLOURS["optimizer"]),
-    "activation_bytes": ("saved for backward", COLOURS["saved"]),
-    "cache_bytes": ("cache", COLOURS["packed"]),
-    "engine_bytes": ("inference engine", COLOURS["engine"]),
-    "batch_bytes": ("batch", COLOURS["batch"]),
-    "kept_bytes": ("kept from earlier steps", COLOURS["kept"]),
-    "communication_bytes": ("gathered and reduced", COLOURS["communication"]),
-    "temporary_bytes": ("temporaries", COLOURS["temporary"]),
-}
-"""Titles and colours of the fields of :class:`PeakParts` on the page, in the order of the stack."""
 
 MOST_BARS = 60
 MOST_TIMELINES = 12
@@ -90,85 +77,75 @@ def _names(record: MeasuredRecord) -> tuple[str, ...]:
 
 def _drawn(entries: Sequence[Entry]) -> tuple[tuple[Picture, ...], tuple[str, ...]]:
     """Return the charts of a group, and remarks about them."""
-    records, rows = [entry.record for entry in entries], _values(entries)
-    scale = charts.scale_of(max(row["peak_bytes"] for row in rows))
-    timed = [row for row in rows if row["seconds"] is not None]
-    wrong = [row for row in rows if row["gradient_error"] is not None]
-    asked = [row for row in rows if row["largest_batch"] is not None][:MOST_BARS]
-    parts = [
-        part for record, row in zip(records[:MOST_BARS], rows, strict=False) for part in _parts(record, row, scale)
-    ]
+    records, rows = [entry.record for entry in entries], rows_drawn(entries)
+    timed = [(row, row.seconds) for row in rows if row.seconds is not None]
+    wrong = [(row, row.gradient_error) for row in rows if row.gradient_error is not None]
+    asked = [(row.name, row.largest_batch) for row in rows if row.largest_batch is not None][:MOST_BARS]
+    parted = [row for row in rows[:MOST_BARS] if row.parts]
     timelines = [
-        (row["name"], line) for record, row in zip(records, rows, strict=True) for _, line in with_timelines([record])
+        (row.name, line) for record, row in zip(records, rows, strict=True) for _, line in with_timelines([record])
     ]
     limit = records[0].outcome.memory_limit_bytes if isinstance(records[0].outcome, Measurement) else None
-    pictures = (
-        *([charts.memory_against_time(timed, scale, limit)] if len(timed) > 1 else []),
-        *([charts.error_beside_memory(wrong, scale)] if len(wrong) > 1 else []),
-        *([charts.largest_batches(asked)] if len(asked) > 1 else []),
-        *([charts.stacked_bars(parts, dict(KINDS.values()), scale, limit)] if parts else []),
-        *charts.memory_over_steps(timelines[:MOST_TIMELINES]),
+    drawn = (
+        *([pictures.memory_against_time(timed, limit)] if len(timed) > 1 else []),
+        *([pictures.error_beside_memory(wrong)] if len(wrong) > 1 else []),
+        *([pictures.largest_batches(asked)] if len(asked) > 1 else []),
+        *([pictures.stacked_bars(parted, limit)] if parted else []),
+        *pictures.memory_over_steps(timelines[:MOST_TIMELINES]),
     )
     bars = f"The bars are those of the first {MOST_BARS} of {len(records)} rows."
     steps = f"The memory over a step is that of the first {MOST_TIMELINES} of {len(timelines)} rows that have it."
-    has_parts = any(isinstance(record.outcome, Measurement) and record.outcome.peak_parts for record in records)
     remarks = {
         bars: len(records) > MOST_BARS,
         steps: len(timelines) > MOST_TIMELINES,
         "No step was timed here, so there is no frontier of memory against time.": not timed,
-        "These records do not say what the peak is made of.": not has_parts,
+        "These records do not say what the peak is made of.": not any(row.parts for row in rows),
     }
-    return pictures, tuple(remark for remark, is_said in remarks.items() if is_said)
+    return drawn, tuple(remark for remark, is_said in remarks.items() if is_said)
 
 
-def _values(entries: Sequence[Entry]) -> list[Json]:
-    """Return the values that charts draw, a row for each entry, each with a name that no other has."""
-    rows, taken = list(map(_row, entries)), set[str]()
-    for row in rows:
-        scheme = row["scheme"]
-        numbered = (f"{scheme} ({n})" for n in range(2, len(rows) + 2))
-        row["name"] = next(name for name in (scheme, f"{scheme} ({row['meter']})", *numbered) if name not in taken)
-        taken.add(row["name"])
-    for meter in {row["meter"] for row in rows}:
-        rivals = [row for row in rows if row["meter"] == meter and row["seconds"] is not None and row["fits"]]
-        costs = [(row["peak_bytes"], row["seconds"]) for row in rivals]
-        for row, is_best in zip(rivals, unbeaten(costs), strict=True):
-            row["frontier"] = is_best
-    return rows
-
-
-def _row(entry: Entry) -> Json:
-    record, measured = entry.record, entry.record.outcome
-    assert isinstance(measured, Measurement)
-    time, over, error = step_time_of(record), over_limit_bytes(record), measured.gradient_error
-    source = "estimated" if time is not None and time.is_estimated else "measured"
-    return {
-        "scheme": plain(record.label or record.case.scheme),
-        "meter": record.case.meter,
-        "source": source,
-        "peak_bytes": measured.peak_bytes,
-        "largest_batch": measured.largest_batch,
-        "peak_text": _text(entry, "peak_bytes", "bytes") + (f", {format_bytes(over)} over the limit" if over else ""),
-        "fits": measured.fits,
-        "frontier": False,
-        "seconds": None if time is None else time.seconds,
-        "seconds_text": "" if time is None else f"{format_seconds(time.seconds)}, {source}",
-        "gradient_error": error if error is not None and math.isfinite(error) else None,
-        "gradient_error_text": _text(entry, "gradient_error", "number"),
-    }
+def rows_drawn(entries: Sequence[Entry]) -> list[Row]:
+    """Return what charts draw of measured entries."""
+    times, best = [step_time_of(entry.record) for entry in entries], set[int]()
+    for meter in {entry.record.case.meter for entry in entries}:
+        costs = {
+            place: (entry.measured.peak_bytes, time.seconds)
+            for place, (entry, time) in enumerate(zip(entries, times, strict=True))
+            if entry.measured and entry.record.case.meter == meter and time is not None and entry.measured.fits
+        }
+        best |= {place for place, is_best in zip(costs, unbeaten(list(costs.values())), strict=True) if is_best}
+    rows: dict[str, Row] = {}
+    for place, (entry, time) in enumerate(zip(entries, times, strict=True)):
+        record, measured = entry.record, entry.record.outcome
+        assert isinstance(measured, Measurement)
+        scheme, meter = plain(record.label or record.case.scheme), record.case.meter
+        candidates = (scheme, f"{scheme} ({meter})", *(f"{scheme} ({n})" for n in range(2, len(entries) + 2)))
+        name = next(each for each in candidates if each not in rows)
+        over, error = over_limit_bytes(record), measured.gradient_error
+        is_estimated = time is not None and time.is_estimated
+        texts = {
+            "peak": _text(entry, "peak_bytes", "bytes") + (f", {format_bytes(over)} over the limit" if over else ""),
+            "step": f"{format_seconds(time.seconds)}, {'estimated' if is_estimated else 'measured'}" if time else "",
+            "gradient error": "" if error is None else _text(entry, "gradient_error", "number"),
+            "meter": meter,
+        }
+        held = measured.peak_parts.model_dump() if measured.peak_parts else {}
+        rows[name] = Row(
+            name=name,
+            told="\n".join([scheme, *(f"{title}: {text}" for title, text in texts.items() if text)]),
+            meter=meter,
+            peak_bytes=measured.peak_bytes,
+            seconds=time.seconds if time else None,
+            is_estimated=is_estimated,
+            is_best=place in best,
+            gradient_error=error if error is not None and math.isfinite(error) else None,
+            largest_batch=measured.largest_batch,
+            parts={title: held[field] for field, title in PEAK_KINDS.items() if held.get(field)},
+        )
+    return list(rows.values())
 
 
 def _text(entry: Entry, name: str, unit: Unit) -> str:
     """Return a measured number with its deviation over the seeds of its row."""
     spread = entry.seeded.spread(name)
     return write(getattr(entry.measured, name), unit) + (f"{PLUS_MINUS}{write(spread, unit)}" if spread else "")
-
-
-def _parts(record: MeasuredRecord, row: Json, scale: charts.Scale) -> Iterator[Json]:
-    """Yield one value for each kind of memory that a row has at its peak."""
-    parts = getattr(record.outcome, "peak_parts", None)
-    if isinstance(parts, PeakParts):
-        for order, (field, (kind, _)) in enumerate(KINDS.items()):
-            if held := getattr(parts, field):
-                shown = {"drawn": held / scale.factor, "text": format_bytes(held), "peak_text": row["peak_text"]}
-                yield {"name": row["name"], "kind": kind, "order": order, "bytes": held, **shown}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
 
 from actbench.errors import UsageError
 from actbench.report.plain import plain
-from actbench.tools.html.charts import Json, Picture, axis, chart, layer, nominal, tooltip
+from actbench.tools.html.charts import Chart, Picture, linear
 from actbench.tools.html.html import Beside, Details, Group, beside, texts_of
+from actbench.tools.html.pictures import CYCLE
 from actbench.tools.train.records import Trained, TrainingRun
 from actbench.tools.train.tables import Row, mean_and_deviation, rows_of
 
@@ -68,35 +70,37 @@ def _losses(outcome: Trained) -> Series:
     return [(start + len(part), statistics.fmean(part)) for start, part in parts]
 
 
-def _values(rows: Sequence[tuple[str, Series]]) -> list[Json]:
-    """Return the points of schemes: the mean over the seeds, as far as the shortest, and its deviation."""
+def curves(rows: Sequence[tuple[str, Series]]) -> dict[str, list[tuple[int, float, float]]]:
+    """Return the points of each scheme: step, mean over the seeds, as far as the shortest, and deviation."""
     seeds: dict[str, list[Series]] = {}
     for scheme, series in rows:
-        seeds.setdefault(scheme, []).append(series)
-    values = []
+        seeds.setdefault(plain(scheme), []).append(series)
+    found: dict[str, list[tuple[int, float, float]]] = {}
     for scheme, members in seeds.items():
         for place in zip(*members, strict=False):
-            found = mean_and_deviation([y for _, y in place])
-            if found is not None and math.isfinite(found.value):
-                mean, spread = found.value, found.spread or 0.0
-                text = f"{mean:.4g}" + (f" ± {spread:.2g}" if spread else "")
-                point = {"scheme": plain(scheme), "step": place[0][0], "value": mean, "text": text}
-                values.append({**point, "low": mean - spread, "high": mean + spread})
-    return values
+            over = mean_and_deviation([y for _, y in place])
+            if over is not None and math.isfinite(over.value + (over.spread or 0.0)):
+                found.setdefault(scheme, []).append((place[0][0], over.value, over.spread or 0.0))
+    return found
 
 
 def _picture(title: str, y_title: str, rows: Sequence[tuple[str, Series]]) -> Picture:
-    values = _values(rows)
-    names = list(dict.fromkeys(value["scheme"] for value in values))
-    symbols = {"symbolType": "stroke", "symbolOpacity": 1, "symbolStrokeWidth": 2.5}
-    legend = {"orient": "bottom", "title": None, "labelLimit": 220, "columns": 2, **symbols}
-    y, color = axis("value", y_title), nominal("scheme", sort=names, scale={"domain": names}, legend=legend)
-    xy = {"x": axis("step", "steps"), "y": y, "color": color}
-    layers = [
-        layer("area", xy | {"y": {**y, "field": "low"}, "y2": {"field": "high"}}, opacity=0.13),
-        layer("line", xy, strokeWidth=1.8),
-        layer("point", xy | {"tooltip": tooltip(scheme="scheme", step="step", text=y_title)}, size=25, filled=True),
-    ]
-    several = any(value["low"] < value["high"] for value in values)
+    drawn = curves(rows)
+    points = [point for each in drawn.values() for point in each] or [(0, 0.0, 0.0)]
+    has_bands = len(drawn) <= _FEW
+    ends = [value + sign * spread * has_bands for _, value, spread in points for sign in (-1, 1)]
+    colours = dict(zip(drawn, itertools.cycle(CYCLE), strict=False))
+    chart = Chart(linear("steps", [step for step, _, _ in points]), linear(y_title, ends), legend=colours)
+    for scheme, each in drawn.items():
+        colour = colours[scheme]
+        if has_bands:
+            low = [(step, value - spread) for step, value, spread in reversed(each)]
+            high = [(step, value + spread) for step, value, spread in each]
+            chart.line(high, back=low, fill=colour, stroke="none", fill_opacity=0.13)
+        chart.line([point[:2] for point in each], stroke=colour, stroke_width=1.8)
+        for step, value, spread in each:
+            text = f"{value:.4g}" + (f" ± {spread:.2g}" if spread else "")
+            chart.dot(step, value, f"{scheme}\nstep {step}\n{y_title} {text}", "small", fill=colour, stroke="none")
+    several = any(spread for _, _, spread in points)
     about = "Mean over the seeds; the pointer shows their standard deviation." if several else "One seed."
-    return Picture(title, about, chart(values, *layers[len(names) > _FEW :]))
+    return Picture(title, about, chart)

@@ -17,15 +17,15 @@ from actbench.measuring.meters import cudameter, footprint
 from actbench.measuring.meters.meter import MemoryReading, held_by_cycles
 from actbench.model.measured import Measurement
 from actbench.model.records import Built, Phase
+from actbench.tools.script.scriptrun import TIMED, ScriptRun
 from actbench.tools.script.steps import reading
 from actbench.tools.script.steps.counting import Counting, Step
 from actbench.tools.script.steps.reading import Held
 from actbench.tools.script.steps.remarks import about_steps
 from actbench.tools.script.steps.steps import Steps
-from actbench.tools.script.timed import TIMED, TimedRun
 
 
-class CudaRun(TimedRun):
+class CudaRun(ScriptRun):
     """Runs the training steps inside its block on the current CUDA device, and reads torch's allocator.
 
     Nothing of the script is changed. The block ends by itself after two equal steps in a row, or after ``steps`` steps,
@@ -33,7 +33,7 @@ class CudaRun(TimedRun):
 
     Args:
         memory_limit_bytes: Memory that may be used; None for all of the device.
-        options: Those of :class:`~actbench.tools.script.timed.TimedRun`.
+        options: Those of :class:`~actbench.tools.script.scriptrun.ScriptRun`.
 
     Raises:
         MeasurementError: Torch sees no CUDA device.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from actbench import livememory
 from actbench.device.card import believed, refuse_nested
 from actbench.device.patches import interrupts_wait
+from actbench.device.works import Works
 from actbench.display import Displayed
 from actbench.errors import MeasurementError
 from actbench.measuring.meters.stepevents import Origin
@@ -25,7 +24,6 @@ from actbench.model.timeline import Timeline
 from actbench.ops.simulation import repeated_by
 from actbench.report.render import markdown
 from actbench.report.tables import Table
-from actbench.scheme import Scheme
 from actbench.simulator import known, profiles
 from actbench.simulator.card import simulated
 from actbench.simulator.cost.clock import communication, estimate
@@ -51,26 +49,18 @@ from actbench.tools.script.libraries.arrivals import on_arrival
 from actbench.tools.script.libraries.caches import caches_noted
 from actbench.tools.script.libraries.libraries import prepared
 from actbench.tools.script.libraries.loggers import together
+from actbench.tools.script.observed import ObservedRun
 from actbench.tools.script.processes import groups
-from actbench.tools.script.processes.works import Works
 from actbench.tools.script.steps import reading, sharing
-from actbench.tools.script.steps.batches import Batches
 from actbench.tools.script.steps.blocks import StepBlocks
 from actbench.tools.script.steps.counting import Step, Tracked
-from actbench.tools.script.steps.ending import Ending
 from actbench.tools.script.steps.events import Bytes
-from actbench.tools.script.steps.growth import with_growth
-from actbench.tools.script.steps.keepers import Keepers
-from actbench.tools.script.steps.lines import Lines
-from actbench.tools.script.steps.remarks import Bounds, about_outside, about_steps
-from actbench.tools.script.steps.schemes import Applied
+from actbench.tools.script.steps.remarks import Bounds, about_outside
 from actbench.tools.script.steps.steps import Ended, Steps
-from actbench.tools.script.steps.untrained import Untrained
 from actbench.tools.script.values.draws import DrawnStates, HostDraws
 from actbench.tools.script.values.subclasses import subclasses_made
 from actbench.tools.script.values.tensors import attributes_shown
 from actbench.tools.script.values.values import ScriptMode
-from actbench.tools.script.whole import Whole
 from actbench.units import MIB, format_bytes
 
 HOST_INTEGERS_BYTES = 512 * MIB
@@ -85,7 +75,7 @@ _ADD = torch.ops.aten.add_.Tensor
 _UNTIMED = "No step time is estimated: the speed of {} is unknown; 'actbench devices' marks cards with times est."
 
 
-class Simulation(Displayed):
+class Simulation(ObservedRun, Displayed):
     """Runs the training steps inside its block on fake tensors, on a card that is not there.
 
     The block ends by itself after two equal steps in a row, or after ``steps`` steps.
@@ -93,14 +83,8 @@ class Simulation(Displayed):
     Args:
         profile: The card.
         memory_limit_bytes: Memory that may be used; None for what a CUDA context leaves of the card.
-        scheme: Is applied to the models when the first step has ended; None for none.
-        batch_size: Rows of the batches of each DataLoader; None for its own.
-        needs_batches: Whether a script that trains without a DataLoader is refused when its first step has ended.
-        steps: Steps that run; None until two in a row are equal.
         raise_oom: Whether what does not fit raises ``torch.OutOfMemoryError``, as on the card.
         processes: How many processes train together; this is the first.
-        folder: Files below it are the user's, whose lines are named.
-        script: The user's file, if it is somewhere else.
         reads_blocks: Whether the measurement tells what each block of the model holds and takes.
         whole: Whether the script runs to its end, and all parts of its run are measured.
         looks_ahead: Whether batches that did not run are looked at when the run ends.
@@ -108,8 +92,7 @@ class Simulation(Displayed):
         warns: Whether a step that does not fit is a warning when the block has ended.
         own_process: Whether nothing was compiled in this process before.
         drawn: What other processes of the script have drawn of the host's generator.
-        stepped: Told of each step that ended, and of its number.
-        ended: Told of the measurement of a script that goes on when its run has ended.
+        options: Those of :class:`~actbench.tools.script.observed.ObservedRun`.
     """
 
     def __init__(
@@ -117,14 +100,8 @@ class Simulation(Displayed):
         profile: profiles.DeviceProfile,
         *,
         memory_limit_bytes: int | None = None,
-        scheme: Scheme | None = None,
-        batch_size: int | None = None,
-        needs_batches: bool = False,
-        steps: int | None = None,
         raise_oom: bool = False,
         processes: int = 1,
-        folder: Path | None = None,
-        script: Path | None = None,
         reads_blocks: bool = False,
         whole: bool = False,
         looks_ahead: bool = False,
@@ -132,22 +109,16 @@ class Simulation(Displayed):
         warns: bool = False,
         own_process: bool = False,
         drawn: DrawnStates | None = None,
-        stepped: Callable[[int, Step], object] = lambda number, step: None,
-        ended: Callable[[Measurement], object] = lambda found: None,
+        **options: Any,
     ) -> None:
-        self.profile = profile
-        self.notes: dict[str, None] = {}
+        super().__init__(**options)
+        self.profile, self._warns = profile, warns
         self.moved: set[int] = set()
-        self.lines = Lines(folder or Path.cwd(), script)
         capability = profile.compute_capability
         self._inductor: compiled.Inductor | None = None
         if capability is not None and compiled.is_possible():
             self._inductor = compiled.Inductor(capability, self.lines.calling, is_first=own_process)
         self.bounds = Bounds(self.lines.line)
-        self._applied = None if scheme is None else Applied(scheme)
-        self._batches = Batches(batch_size, are_needed=needs_batches)
-        self._limit, self._stepped, self._warns = steps, stepped, warns
-        self.ending = Ending(lambda: ended(self.measurement))
         self.processes, self._unmodelled = processes, Unmodelled(profile)
         self.recorder = Recorder(lambda: self.steps.phase, all_operators=profile.rates is not None)
         self.tracker: StorageTracker = (CheckedTracker if raise_oom else StorageTracker)(
@@ -163,42 +134,29 @@ class Simulation(Displayed):
         cards = groups.cards_of_machine(processes, profile)
         self.memory = CardMemory(profile, self.tracker, memory_limit_bytes, cards, raise_oom=raise_oom)
         self._counting = Tracked(self.tracker)
-        self.steps = Steps(self._counting, self._ended, self.recorder)
+        steps = Steps(self._counting, self._ended, self.recorder)
+        self._observe(steps, self.tracker, whole=whole, is_cut=True)
         self._blocks = StepBlocks(self.steps, self.tracker, self.recorder, is_on=reads_blocks)
-        self.lines.is_on = scheme is None  # else the first step, which is without it, counts in no case
+        self.lines.is_on = self._applied is None  # else the first step, which is without it, counts in no case
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
-        self.lines.fed, self.steps.passing = self._batches.fed, self.lines.begin_pass
-        self.steps.models = lambda: self.lines.roots
-        self._began = 1 if scheme is None else 2  # steps until one has begun with optimizer state
-        self._whole = Whole(self.steps, self.lines.line, self._began, is_cut=True, note=self.note) if whole else None
+        self.steps.passing = self.lines.begin_pass
         self._ahead = Ahead() if looks_ahead else None
         self._works = Works()
         waited = self._works.synchronize
         self._mode = ScriptMode(self.bounds.at_most, self.bounds.share, waited, chosen)
         self._modes = self._mode, LargeAreFake(HOST_INTEGERS_BYTES, HostDraws(self.note, drawn).draw)
-        self._has_state = self._applied is not None and self._applied.keeps_state
-        self._held: reading.Held | None = None
-        self._of_largest: reading.Held | None = None  # a later step may hold other state, as after a resume
-        self._untrained = Untrained(self.steps, self.lines, self._holds)
-        self._keepers = Keepers(self.tracker, self.lines)
         self._cached: set[int] = set()
         self._engines: set[int] = set()
         self._accumulated: list[tuple[int, int]] = []
         self._used: dict[int, int] = {}
         self._using: set[int] = set()  # storages that the last operator has read or written
         self._measured: Measurement | None = None
-        self._stack = ExitStack()
-        self._live = livememory.listening()
         if self._live is not None:
             self._live.follow(
                 where=lambda: (len(self.steps.done) + 1, self.steps.phase),
                 limit=lambda: self.memory.limit_bytes,
                 label=self.lines.label,
             )
-
-    def note(self, text: str) -> None:
-        """Note a remark on the figures, once."""
-        self.notes[text] = None
 
     def __enter__(self) -> Self:
         try:
@@ -246,7 +204,6 @@ class Simulation(Displayed):
             stack.enter_context(self.lines.watching())
             stack.enter_context(self._counting.watching())
             stack.enter_context(self.steps.followed())
-            self.lines.ran = self._ran
             if orders is not None:
                 stack.enter_context(orders.followed())
             if self._applied is None:
@@ -257,8 +214,7 @@ class Simulation(Displayed):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         if error is None:
-            with suppress(Ended):
-                self.steps.finish(has_run=self._untrained.held is not None)
+            self._finish()
         elif not isinstance(error, Ended):
             self._held = None
         try:
@@ -342,11 +298,10 @@ class Simulation(Displayed):
                 self.tracker.events, self.memory.reserved_at if profile.is_cuda else (), self.memory.limit_bytes
             )
             reserved = seen.event("step", step.begun, step.ended).reserved_bytes
-        about = about_steps(self.steps, self._began, has_state=self._has_state, whole=self._whole is not None)
+        self._note_steps()
         most_bytes = max(self.tracker.peak_bytes, *(each.peak_bytes for each in self.steps.done))
         outside = () if self._whole else about_outside(most_bytes, step.peak_bytes)
         for text in (
-            *about,
             *self.memory.limited(),
             *(outside if self._applied is None else ()),
             *self._works.remarks(),
@@ -378,15 +333,7 @@ class Simulation(Displayed):
             simulated="cuda" if profile.is_cuda else "cpu",
             blocks=self._blocks.readings(step),
         )
-
-        def grown(steps: Sequence[Step]) -> Measurement:
-            made, keeper = self.tracker.events, self._keepers.found
-            return with_growth(found, steps, made, self.lines.origins, held.of_model, keeper)
-
-        if self._whole is None or seen is None:
-            found = grown(self.steps.steady(self._began))
-        else:
-            found = self._whole.told(grown, seen)
+        found = self._grown(found, held, self.lines.origins, seen)
         found = found.model_copy(
             update={"free_remedies": self._remedies(step, of_step, found.reserved_bytes, found.events)}
         )
@@ -443,14 +390,6 @@ class Simulation(Displayed):
         origin = Origin("", "DistributedDataParallel", self.lines.line())
         self.lines.origins.update(dict.fromkeys(names, origin))
 
-    def _holds(self) -> reading.Held:
-        return reading.held(self.tracker, self.lines, self.steps.optimizers)
-
-    def _ran(self) -> None:
-        self._untrained.ran()
-        if self._whole is not None:
-            self._whole.ran()
-
     def _note_cache(self, tensors: list[Tensor]) -> None:
         self._cached |= self.tracker.names(tensors)
 
@@ -466,19 +405,15 @@ class Simulation(Displayed):
         self._batches.refuse_none()
         self._works.end_step()
         step.rows = self._batches.of_step()
-        self._held = self._holds() if self.steps.trains else self._untrained.held
+        self._hold(step)
         assert self._held is not None
-        if self.steps.largest(self._began) is step:
-            self._of_largest = self._held
-        self._keepers.look(self.steps.done[self._began :], self.tracker.events, self._held.of_model)
         self._stepped(len(self.steps.done), step)
         if self._live is not None:
             self._live.report(step.live_bytes, step.peak_bytes, self.tracker.storages(), step=len(self.steps.done))
         if self._inductor is None or not self._inductor.has_run:  # compiled code calls no hooks of blocks
             self._blocks.find(self.lines.roots)
-        if self._applied is not None and not self._applied.setups:
-            self._applied.apply(self.lines.roots, optimizers := self.steps.optimizers)
-            self.steps.hand_over(optimizers)
+        if self._is_unapplied:
+            self._apply()
             gc.collect()
             # what the first step, without the scheme, reserved is nobody's
             self._stack.callback(self.memory.restart(self._held.state))
@@ -496,7 +431,7 @@ class Simulation(Displayed):
             return self.steps.are_enough(self._limit, self._began)
         self._whole.step_ended()
         if self._limit is not None:
-            return len(self.steps.done) >= self._began - 1 + self._limit
+            return self._has_reached(self._limit)
         if self._whole.is_over:
             self.note("the run was ended by its time; --steps N runs N steps, however long they take")
         return self._whole.is_over

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, distributed
 from torch.distributed import ReduceOp, distributed_c10d
 
+from actbench.device.works import Work, Works
 from actbench.errors import MeasurementError
 from actbench.simulator import known
-from actbench.tools.script.processes.works import Work, Works
 
 Named = dict[str, Any]
 """The arguments of a collective, by name, those that it was not given too."""

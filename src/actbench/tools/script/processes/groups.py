@@ -22,12 +22,12 @@ from torch.distributed import distributed_c10d as c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
 from actbench.device.patches import Patches
+from actbench.device.reducer import reduce_fakes
 from actbench.device.streams import CudaEvent, Stream
+from actbench.device.works import Works
 from actbench.errors import MeasurementError
 from actbench.simulator.profiles import DeviceProfile
 from actbench.tools.script.processes import collectives
-from actbench.tools.script.processes.reducer import Logger, Reducer
-from actbench.tools.script.processes.works import Works
 
 _MOST_A_MACHINE = 8
 """Cards of one machine, where a profile has no rates."""
@@ -124,14 +124,7 @@ def joined(
         for name in ("init_rpc", "rpc_async", "rpc_sync", "remote"):
             own = getattr(distributed.rpc, name)
             patches.set(distributed.rpc, name, collectives.refused(f"rpc.{name}", _CALLS)(own, works))
-        patches.replace(
-            distributed,
-            Reducer=functools.partial(Reducer, note=note, works=works),
-            Logger=Logger,
-            _register_comm_hook=Reducer.take_hook,
-            _verify_params_across_processes=lambda *_: None,  # it reads values
-            _register_builtin_comm_hook=Reducer.take_builtin_hook,
-        )
+        reduce_fakes(patches, works, note)
         yield
 
 

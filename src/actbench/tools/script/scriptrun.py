@@ -1,4 +1,4 @@
-"""What runs on real tensors share: they end by themselves, after the steps that are read and a few that are timed."""
+"""What all runs of a script share: a block around its training steps, which ends by itself."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from actbench.tools.script.steps.lines import Lines
 from actbench.tools.script.steps.steps import Ended, Steps
 
 TIMED = 3
-"""Steps that are only timed, after those whose bytes are read."""
+"""Steps that are only timed on a real device, after those whose bytes are read."""
 
 
-class TimedRun(ABC):
+class ScriptRun(ABC):
     """A block around a script's training steps.
 
     Args:

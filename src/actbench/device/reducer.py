@@ -8,6 +8,7 @@ the parameters that were used. All of DistributedDataParallel around it is torch
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,9 +20,9 @@ from torch import Tensor, distributed, nn
 from torch.autograd import Variable
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
+from actbench.device.patches import Patches
+from actbench.device.works import Works
 from actbench.errors import UntraceableError
-from actbench.tools.script.processes.buckets import Bucket, views
-from actbench.tools.script.processes.works import Works
 
 _bucket_assignment: Any = distributed._compute_bucket_assignment_by_size  # type: ignore[attr-defined]
 
@@ -34,6 +35,62 @@ _TWICE = (
     "Expected to mark a variable ready only once. {} had a gradient twice in one backward pass: it is used by several "
     "reentrant checkpoints, or in several forward passes; static_graph=True, or use_reentrant=False, allows for it"
 )
+
+
+class Bucket:
+    """Gradients that are averaged at once; stands in for ``torch.distributed.GradBucket``.
+
+    Args:
+        number: Its place in the order of averaging.
+        members: The parameters, of one type.
+        is_last: Whether no other comes after it.
+
+    Attributes:
+        views: The part of each parameter.
+        missing: How many gradients are not there yet.
+        future: The averages, once the averaging has begun.
+    """
+
+    def __init__(self, number: int, members: Sequence[nn.Parameter], *, is_last: bool) -> None:
+        self._number, self._last = number, is_last
+        self.members = members
+        self._flat = members[0].new_empty(sum(each.numel() for each in members), requires_grad=False)
+        self.views = views(self._flat, members)
+        self.missing = len(members)
+        self.future: Any = None
+
+    def index(self) -> int:
+        """Return its place in the order of averaging."""
+        return self._number
+
+    def is_last(self) -> bool:
+        """Return whether no other comes after it."""
+        return self._last
+
+    def buffer(self) -> Tensor:
+        """Return all gradients as one flat tensor."""
+        return self._flat
+
+    def set_buffer(self, tensor: Tensor) -> None:
+        """Take another tensor in place of :meth:`buffer`."""
+        self._flat = tensor
+
+    def gradients(self) -> list[Tensor]:
+        """Return the part of each parameter."""
+        return self.views
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters."""
+        return list(self.members)
+
+
+def views(flat: Tensor, members: Sequence[nn.Parameter]) -> list[Tensor]:
+    """Return the part of each parameter in a flat tensor, with its strides where it has no gaps."""
+    found, offset = [], 0
+    for each in members:
+        found.append(flat.as_strided(each.shape, torch.empty_like(each, device="meta").stride(), offset))
+        offset += each.numel()
+    return found
 
 
 class Reducer:
@@ -89,6 +146,11 @@ class Reducer:
             parameter.register_post_accumulate_grad_hook(self._told_of(index))  # type: ignore[no-untyped-call]
             for index, parameter in enumerate(self._params)
         ]
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """The flat tensors in which gradients are averaged now."""
+        return [bucket.buffer() for bucket in self._buckets]
 
     def prepare_for_forward(self) -> None:
         """Do what torch's does before a forward pass: nothing is timed here."""
@@ -156,9 +218,8 @@ class Reducer:
     def _run_comm_hook(self, bucket: Bucket) -> Any:
         if self._hook is None:
             work = distributed.all_reduce(bucket.buffer(), group=self._group, async_op=True)
-            future = work.get_future()
             work.wait()  # what it would hold is alive as long as this reducer
-            return future
+            return None
         state, hook = self._hook
         return hook(state, bucket)
 
@@ -226,6 +287,11 @@ class Reducer:
         self._rebuilt = True
         return True
 
+    def settle(self) -> None:
+        """Make the buckets that there are after a first backward pass, in which the last parameters come first."""
+        self._order = list(reversed(range(len(self._params))))
+        self._rebuild_buckets()
+
     def _check_reducer_finalized(self) -> None:
         if self._reducing and self._finalizing:
             left = [index for index in range(len(self._params)) if not self._ready[index]]
@@ -283,3 +349,21 @@ class Logger:
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda *args: None
+
+
+def reduce_fakes(patches: Patches, works: Works, note: Callable[[list[Tensor]], object] = lambda buffers: None) -> None:
+    """Let DistributedDataParallel average gradients by :class:`Reducer`.
+
+    Args:
+        patches: Restores torch's own reducer.
+        works: Holds what asynchronous collectives hold.
+        note: Receives new buffers.
+    """
+    patches.replace(
+        distributed,
+        Reducer=functools.partial(Reducer, note=note, works=works),
+        Logger=Logger,
+        _register_comm_hook=Reducer.take_hook,
+        _verify_params_across_processes=lambda *_: None,  # it reads values
+        _register_builtin_comm_hook=Reducer.take_builtin_hook,
+    )
