@@ -26,7 +26,7 @@ def _batch(words: int, length: int, samples: int) -> dict[str, Tensor]:
     return {"input_ids": tokens, "labels": tokens}
 
 
-def copied(logits: Tensor, labels: Tensor, dtype: torch.dtype | None = torch.float32, **_: Any) -> Tensor:
+def copied(logits: Tensor, labels: Tensor, *_: Any, dtype: torch.dtype | None = torch.float32, **__: Any) -> Tensor:
     """Return the loss of a shifted copy of the logits, as models of transformers 4.48 computed it."""
     given = logits if dtype is None else logits.to(dtype)
     shifted = given[..., :-1, :].contiguous()

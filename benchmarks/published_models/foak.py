@@ -33,7 +33,7 @@ class _InPlace(torch.autograd.Function):
         return ctx.saved_tensors[0], None
 
 
-def fused(logits: Tensor, labels: Tensor, dtype: torch.dtype | None = torch.float32, **_: Any) -> Tensor:
+def fused(logits: Tensor, labels: Tensor, *_: Any, dtype: torch.dtype | None = torch.float32, **__: Any) -> Tensor:
     """Return the loss of a shifted copy of the logits, in ``dtype``."""
     given = logits if dtype is None else logits.to(dtype)
     shifted = given[..., :-1, :].contiguous()
