@@ -25,6 +25,7 @@ SAMPLE = (  # small and quick, of all sources
     "llama-3.2-3b -b 4 --sequence-length 768 --dtype bf16 --device-profile l40s -s lora:64",
     "llama-3.2-3b -b 4 --sequence-length 768 --dtype bf16 --device-profile l40s -s lora:256",
     "./benchmarks/published_models/causal_lm.py:mistral_7b_copied -b 4 --device-profile a100-80gb -s lora:16",
+    "./benchmarks/published_models/foak.py:powerlm_3b_fused_recomputed -b 2",
     "llama-3.1-8b -b 2 --sequence-length 2048 --dtype bf16 --device-profile rtx-4090 --optimizer adamw-fused -s lora:8",
     "llama-3.2-1b@tie_word_embeddings=false",
     "llama-3.1-8b@vocab_size=151936,hidden_size=2048,num_hidden_layers=24",
