@@ -13,7 +13,6 @@ from contextlib import ExitStack, contextmanager
 from threading import RLock
 from types import SimpleNamespace
 from typing import Any, Final
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,8 @@ from torch._inductor import async_compile, compile_fx, config, cpu_vec_isa
 from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule
+
+from actbench.device.patches import attribute
 
 Code = Callable[..., Any]
 
@@ -44,7 +45,7 @@ def compiled_under_modes() -> Iterator[None]:
 
     It traces without them in any case. Code between graphs runs under them as always. One thread at a time is inside.
     """
-    with _TRACING, patch.object(convert_frame, "any_torch_dispatch_mode_on_stack", lambda: False):
+    with _TRACING, attribute(convert_frame, "any_torch_dispatch_mode_on_stack", lambda: False):
         yield
 
 
@@ -79,9 +80,9 @@ def programs(graph: GraphModule, inputs: Sequence[Tensor], partition: Any) -> Co
         with ExitStack() as stack:
             stack.enter_context(_LOWERING)
             stack.enter_context(config.patch(_SETTINGS))
-            stack.enter_context(patch.object(compile_fx, "GraphLowering", _Lowering))
+            stack.enter_context(attribute(compile_fx, "GraphLowering", _Lowering))
             # which vectors the processor knows changes no buffer, and to find it out takes a compiler and a minute
-            stack.enter_context(patch.object(cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.invalid_vec_isa))
+            stack.enter_context(attribute(cpu_vec_isa, "pick_vec_isa", lambda: cpu_vec_isa.invalid_vec_isa))
             return compile_fx.compile_fx_inner(part, inputs, **named)
 
     with config.patch(custom_partitioner_fn=partition), aot_config.patch(enable_autograd_cache=False):
@@ -95,7 +96,7 @@ class _Lowering(GraphLowering):
     def compile_to_module(self) -> Any:
         source, _ = self.codegen()
         program: dict[str, Any] = {"__name__": "inductor", **self.constants, **self.torchbind_constants}
-        with _LOWERING, patch.object(async_compile, "AsyncCompile", _NoKernels):
+        with _LOWERING, attribute(async_compile, "AsyncCompile", _NoKernels):
             exec(source.value, program)
         program.update({name: _nothing for name in program if name.startswith("assert_")})  # they ask for addresses
         program.update(empty_strided_cpu=_empty, reinterpret_tensor=_reinterpret)
