@@ -163,7 +163,7 @@ class Diagnostic(Data):
     """A number that a scheme reports beyond the common fields; tables show it in its own column.
 
     Attributes:
-        name: Name of the column in CSV, data frames and ``--columns``.
+        name: Name of the column in CSV and data frames; ``--columns`` knows the titles of those of actbench alone.
         title: Heading of the column.
     """
 
