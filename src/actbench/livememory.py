@@ -115,7 +115,7 @@ def listening() -> LiveReports | None:
 
 
 @contextmanager
-def told_to(tell: Callable[[LiveMemory], object] | None) -> Iterator[None]:
+def report_to(tell: Callable[[LiveMemory], object] | None) -> Iterator[None]:
     """Inside, report the memory of the case that runs; None for nobody, as in a trial."""
     token = _listening.set(None if tell is None else LiveReports(tell))
     try:

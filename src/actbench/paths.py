@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from actbench.errors import ActbenchError, StoreError, UsageError
-from actbench.leftovers import file_beside
+from actbench.tempfiles import file_next_to
 from actbench.units import MIB, format_bytes
 
 _LONGEST_NAME = 200  # file systems take 255 bytes, and suffixes are added
@@ -155,7 +155,7 @@ def write_whole(file: Path, content: bytes) -> None:
     Raises:
         OSError: It cannot be written; nothing is left of it, and a file that was there stays.
     """
-    with file_beside(file) as (path, staged):
+    with file_next_to(file) as (path, staged):
         staged.write(content)
         staged.flush()
         path.replace(file)

@@ -16,7 +16,7 @@ from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from actbench.errors import told
+from actbench.errors import message_of
 
 Group = Literal["schemes", "workloads", "meters", "kinds", "exports", "commands", "executors", "benches"]
 
@@ -179,4 +179,4 @@ def _imported(plugin: Plugin) -> tuple[Any, str | None]:
     try:
         return plugin.load(), None
     except (Exception, SystemExit) as error:  # a stranger's module may raise anything
-        return None, f"it cannot be imported: {told(error)}"
+        return None, f"it cannot be imported: {message_of(error)}"

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from actbench import plugins
 from actbench.cli.app import WrongUsage, app, only_typed, verbs_of
-from actbench.cli.beside import refused_beside
+from actbench.cli.conflicts import conflicting_options
 from actbench.errors import UsageError, encodable
 from actbench.model.namedcode import named_code
 from actbench.paths import MOST_BYTES, read_bytes, read_toml
@@ -276,7 +276,7 @@ def _typed(found: Sequence[Default], verb: Any, parsed: Mapping[str, Any]) -> It
     """Yield the options that nobody typed, of each the strongest default, if the verb takes it beside what is typed."""
     options = {name: each.option for name, each in _options(verb.name, verb).items()}
     has_default = {options[each.name].name for each in found if each.name in options and each.verb in (None, verb.name)}
-    done = {*parsed, *refused_beside(verb.name, parsed, has_default)}
+    done = {*parsed, *conflicting_options(verb.name, parsed, has_default)}
     for default in found:
         option = options.get(default.name)
         if option is None or default.verb not in (None, verb.name) or option.name in done:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from actbench import plugins
 from actbench.caches import user_cache
-from actbench.cli import clusters, defaults, together
+from actbench.cli import clusters, defaults, launcher
 from actbench.cli.app import Exit, Typer, command
 from actbench.cli.extras import extras
 from actbench.cli.printing import console, plain_table
@@ -131,9 +131,9 @@ def _fault(plugin: plugins.Plugin, group: plugins.Group) -> str | None:
 
         return kinds.fault(plugin)
     if group == "exports":
-        from actbench.cli import pluggedexports
+        from actbench.cli import exports
 
-        return pluggedexports.fault(plugin)
+        return exports.fault(plugin)
     return plugins.fault(plugin, _type_of(plugin.name, group))
 
 
@@ -147,7 +147,7 @@ def _type_of(name: str, group: plugins.Group) -> Any:
 
         return MeterKind
     if group == "executors":
-        return together.Ranks if name == together.RANKS else clusters.Opening
+        return launcher.Ranks if name == launcher.RANKS else clusters.Opening
     if group == "benches":
         from actbench.run.worker import Bench
 

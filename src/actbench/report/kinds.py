@@ -15,7 +15,6 @@ from typing import Any, Final, Generic, cast
 
 from actbench import plugins
 from actbench.errors import StoreError, UsageError
-from actbench.leftovers import temporary_folder
 from actbench.machine import machine
 from actbench.model.measured import MeasuredRecord
 from actbench.report import lines, render
@@ -23,6 +22,7 @@ from actbench.report.lines import RecordT
 from actbench.report.render import exports
 from actbench.report.store import Store, results_path
 from actbench.report.tables import Table, report_tables
+from actbench.tempfiles import temporary_folder
 
 BESIDE = (".md", ".csv")
 """Suffixes of the tables beside a results file."""

@@ -178,7 +178,7 @@ class _Unit:
     def open(self, case: Case, *, is_trial: bool = False) -> CaseSession:
         """Start what measures a case, unless the work was stopped."""
         session = self._executor.open(case, self._gpu, is_trial=is_trial)
-        session.said = partial(self._progress.said, case)
+        session.note = partial(self._progress.noted, case)
         session.reported = partial(self._progress.reported, case)
         with self._lock:
             self._sessions.append(session)

@@ -71,7 +71,7 @@ class Progress:
     def stepped(self, done: int, loss: float) -> None:
         """The training run took one more step, ``done`` so far."""
 
-    def said(self, case: Case, text: str) -> None:
+    def noted(self, case: Case, text: str) -> None:
         """Something that the user should know of the case, such as that a simulated step takes long."""
 
     def reported(self, case: Case, report: LiveMemory) -> None:

@@ -14,8 +14,8 @@ from actbench.errors import MeasurementError, ModelError, check_argument
 from actbench.model.records import Built, Phase, Site, Unreached
 from actbench.scheme.checks import innermost, refuse_unsteppable
 from actbench.scheme.conditions import Limits, Precision, Processes
-from actbench.scheme.heldover import HeldOver
 from actbench.scheme.microbatches import Batch, MicroBatch, MicroBatching
+from actbench.scheme.retainedoutputs import RetainedOutputs
 from actbench.scheme.wrapped import HoldsGradients, StepsInBackward
 from actbench.units import counted
 
@@ -60,7 +60,7 @@ class TrainingSetup:
         limits: Where the setup, as schemes have changed it, does not work.
         expandable_segments: Whether torch's CUDA allocator uses expandable segments.
         keeps_gradients: Whether gradients stay after a step, as zeros.
-        held_over: What its loop holds from the step before into a forward pass; None where it frees that in time.
+        retained_outputs: Outputs that its loop keeps until the next forward pass; None where it drops them in time.
         sites: What schemes changed, in the order of the model.
         unreached: Places that a reader may expect to be changed, and that are not.
         warnings: What has to be said beside every figure of it: that something is only simulated, say.
@@ -78,7 +78,7 @@ class TrainingSetup:
     limits: Limits = field(default_factory=Limits)
     expandable_segments: bool = False
     keeps_gradients: bool = False
-    held_over: HeldOver | None = None
+    retained_outputs: RetainedOutputs | None = None
     sites: tuple[Site, ...] = ()
     unreached: tuple[Unreached, ...] = ()
     warnings: tuple[str, ...] = ()

@@ -24,9 +24,9 @@ from actbench.testing.subject import (
     flat,
     gradients,
     loss_of,
+    message_of,
     plain_gradient,
     plain_trace,
-    said,
     small_batch,
 )
 
@@ -211,8 +211,8 @@ def compilation(subject: Subject) -> None:
     try:
         draws = torch.stack([_compiled(changed, run, batch) for _ in range(DRAWS)])
     except Exception as error:  # a compiler wraps what a model raises
-        if ConversionError.__name__ not in said(error):
-            raise AssertionError(f"it fails under torch.compile, without a reason: {said(error)}") from error
+        if ConversionError.__name__ not in message_of(error):
+            raise AssertionError(f"it fails under torch.compile, without a reason: {message_of(error)}") from error
         return
     finally:
         torch._dynamo.reset()

@@ -15,7 +15,7 @@ from torch._functorch import config as partitioning
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from actbench.errors import ActbenchError, ConversionError, UntraceableError, shortened, told
+from actbench.errors import ActbenchError, ConversionError, UntraceableError, message_of, shortened
 from actbench.packing import savedtensors
 from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.refusals import refuse_compiling
@@ -146,7 +146,7 @@ class CompiledForward(ReboundForward):
                 if self.graphs or isinstance(error, ActbenchError):
                     raise
                 raise UntraceableError(
-                    f"compile: torch.compile cannot trace {type(module).__name__} on fake tensors: {told(error)}"
+                    f"compile: torch.compile cannot trace {type(module).__name__} on fake tensors: {message_of(error)}"
                 ) from error
 
     def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -160,7 +160,7 @@ class CompiledForward(ReboundForward):
             allowed = "; fullgraph=false compiles what lies between the breaks" if self.fullgraph else ""
             # the start of the error, without the pages of advice and frames that follow
             lines = (line.strip() for line in _REST.split(str(error))[0].splitlines())
-            reason = shortened(" ".join(line for line in lines if line)) or told(error)
+            reason = shortened(" ".join(line for line in lines if line)) or message_of(error)
             raise ConversionError(
                 f"compile: torch.compile makes no graph of {type(module).__name__}: {reason}{allowed}"
             ) from error

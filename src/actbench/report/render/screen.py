@@ -46,7 +46,7 @@ class Screen:
         yield from (Text(line, style="bold") for line in table.lead)
         yield from console.render(_grid(table.title, shown.text), options)
         notes = in_lines(table.notes[:LIMIT], options.max_width, self.note_lines, table.details)
-        for line in [*shown.told, *notes]:
+        for line in [*shown.notes, *notes]:
             yield Text(line, style="dim")
         if len(table.frame) > LIMIT or len(table.notes) > LIMIT:
             yield Text(_left_out(len(table.frame), len(table.notes)), style="dim")
@@ -110,13 +110,13 @@ def _grid(title: str, text: Cells) -> Grid:
 
 def _lines(table: Table, options: ConsoleOptions, note_lines: int | None) -> Iterator[str]:
     """Yield the lines of a whole readable table; the layout is rich's, at a hundredth of the time."""
-    told: list[str] = []
+    shortened: Sequence[str] = ()
     yield from _paragraphs(table.lead, options.max_width)
     if table.columns:
         if table.title:
             yield from _paragraphs([table.title], options.max_width)
         shown = fitted(table, options.max_width)
-        text, told = shown.text, shown.told
+        text, shortened = shown.text, shown.notes
         one_line = {
             key: [each if each.isprintable() else " ".join(each.split()) for each in texts]
             for key, texts in text.texts.items()
@@ -125,7 +125,7 @@ def _lines(table: Table, options: ConsoleOptions, note_lines: int | None) -> Ite
     else:
         yield ""
     notes = in_lines(table.notes, options.max_width, note_lines, table.details)
-    yield from _paragraphs([*told, *notes], options.max_width)
+    yield from _paragraphs([*shortened, *notes], options.max_width)
 
 
 def _paragraphs(texts: Sequence[str], width: int) -> Iterator[str]:

@@ -47,7 +47,7 @@ class Fitted:
     alike: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def told(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Lines below the table."""
         lines = [f"{short} is {name}." for short, name in self.names.items()]
         if self.alike:

@@ -54,7 +54,7 @@ class _Clock:
         self.exchanges = Exchanges(lambda found: exchanging(found, links, shares))
 
     def run(self, done: Sequence[Done]) -> None:
-        """Let a step pass."""
+        """Simulate one step."""
         self.phases.clear()
         self.operators.clear()
         self.beside.clear()
@@ -255,7 +255,7 @@ def communication(done: Sequence[Done]) -> tuple[Communication, ...] | None:
 
 
 def _by_operator(sums: dict[str, _Sum]) -> tuple[OperatorTime, ...]:
-    """Return the dearest operators, and the rest in one."""
+    """Return the most expensive operators, and the rest as one."""
     ranked = sorted(sums.items(), key=lambda item: -item[1].seconds)
     named, rest = ranked[:_MOST_NAMED], [total for _, total in ranked[_MOST_NAMED:]]
     if rest:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from actbench.model.records import Phase
+from actbench.simulator.cachingmode import tensors_of
 from actbench.simulator.cost.collectives import collective_of, is_collective
 from actbench.simulator.cost.queues import IN_ORDER, Queues, Turn
 from actbench.simulator.cost.work import OperatorWork, exchange, idle, idle_work, work_of, written
 from actbench.simulator.places import is_on_card
-from actbench.simulator.recalled import tensors_of
 
 _PLAIN = (int, bool, float, type(None), torch.dtype)
 _WAITS = ("wait_tensor", "wait_tensors")

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from actbench.cli.app import Context, argument, command, count_option, named, option
 from actbench.cli.flags import DeviceFlags, OutputOption, RequireFitOption, SchemeOption, TimeoutOption, expanded
-from actbench.cli.givenschemes import checked_schemes, schemes_from
 from actbench.cli.printing import (
     LiveFlags,
     ResultFlags,
@@ -23,6 +22,7 @@ from actbench.cli.printing import (
     remark,
     show,
 )
+from actbench.cli.schemeargs import checked_schemes, schemes_from
 from actbench.cli.timeline import CurveFlags, export_timelines, show_timelines, tables_of
 from actbench.errors import UsageError, encodable
 from actbench.model.measured import MeasuredRecord, Measurement

@@ -29,7 +29,7 @@ from torch.utils.data import (
     dataloader as torchs,
 )
 
-from actbench.tools.script.libraries.arrivals import Change, changed
+from actbench.tools.script.libraries.importpatches import Change, changed
 from actbench.tools.script.libraries.saving import methods_changed
 
 Note = Callable[[str], None]

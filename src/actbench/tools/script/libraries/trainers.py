@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from actbench.errors import is_users
-from actbench.tools.script.libraries.arrivals import Change, changed
+from actbench.tools.script.libraries.importpatches import Change, changed
 
 FEWEST = 6
 """Steps before an epoch is cut: callbacks change a model after a few."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from actbench.device.patches import attribute
 from actbench.errors import MeasurementError
-from actbench.tools.script.libraries.arrivals import Change, Make, rebound
+from actbench.tools.script.libraries.importpatches import Change, Make, rebind
 from actbench.tools.script.libraries.loggers import Silent, silent_module
 from actbench.units import format_bytes
 
@@ -408,7 +408,7 @@ def parts(note: Note, taken: Taken) -> tuple[dict[str, Change], dict[str, Make]]
 
     changes: dict[str, Change] = dict.fromkeys(_WITH_COPIES, copied)
     changes["trl.generation.vllm_client"] = served
-    changes["trl.import_utils"] = lambda module: rebound(
+    changes["trl.import_utils"] = lambda module: rebind(
         module, "is_vllm_available", lambda own: lambda *arguments, **options: True
     )
     refused = {name: _refusing(name) for name in _ENGINES}

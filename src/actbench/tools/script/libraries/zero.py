@@ -13,7 +13,7 @@ from torch import Tensor, distributed
 from torch.utils import _pytree
 
 from actbench.device.patches import Patches
-from actbench.tools.script.libraries.arrivals import Change
+from actbench.tools.script.libraries.importpatches import Change
 
 
 def changes(_note: Callable[[str], None]) -> Mapping[str, Change]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.simulator import known
-from actbench.simulator.recalled import tensors_of
+from actbench.simulator.cachingmode import tensors_of
 
 aten = torch.ops.aten
 

@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from actbench.errors import UntraceableError
 from actbench.simulator import known
+from actbench.simulator.cachingmode import CachingFakeMode, device_of, tensors_of
 from actbench.simulator.fake import LARGEST_REAL_BYTES
 from actbench.simulator.places import is_card
-from actbench.simulator.recalled import RecallingMode, device_of, tensors_of
-from actbench.tools.script.values import bounds, masks, plausible
+from actbench.tools.script.values import bounds, masks, placeholders
 from actbench.tools.script.values.ones import forget as forget_ones, ones
 
 aten = torch.ops.aten
@@ -43,7 +43,7 @@ _NO_BOUND = (
 _disabled: Any = torch._C._DisableTorchDispatch
 
 
-class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
+class ScriptMode(CachingFakeMode):  # type: ignore[no-untyped-call]
     """A fake tensor mode for a whole training script.
 
     Args:
@@ -85,7 +85,7 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         else:
             bounds.bound(func, args, kwargs or {}, result)
             masks.follow(func, args, kwargs or {}, result)
-            plausible.follow(func, args, kwargs or {}, result)
+            placeholders.follow(func, args, kwargs or {}, result)
             if func is _COPIES and result.device.type == "cpu" and args[0].device.type == "cuda":
                 if not (kwargs or {}).get("non_blocking"):
                     self._waited()
@@ -130,7 +130,7 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
             case "aten::_local_scalar_dense" | "aten::item":  # the second in inference mode
                 if is_card(args[0].device):
                     self._waited()
-                return plausible.one(args[0])
+                return placeholders.one(args[0])
             case "aten::equal":
                 return args[0].shape == args[1].shape
             case "aten::allclose":
@@ -194,7 +194,7 @@ def _forget(args: Any, kwargs: Any) -> None:
     for tensor in tensors_of((args[:1], kwargs.get("out"))):
         for each in (tensor, tensor._base):
             if each is not None:
-                plausible.forget(each)
+                placeholders.forget(each)
                 bounds.forget(each)
                 forget_ones(each)
 
@@ -279,7 +279,7 @@ def values(tensor: Tensor) -> Tensor:
     if value is not None:
         return value
     with _disabled():
-        return torch.full(tensor.shape, plausible.one(tensor), dtype=tensor.dtype)
+        return torch.full(tensor.shape, placeholders.one(tensor), dtype=tensor.dtype)
 
 
 def real_if_known(tensor: Tensor) -> Tensor:

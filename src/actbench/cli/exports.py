@@ -1,4 +1,4 @@
-"""The flags ``--export-NAME`` of formats that plug-ins bring, and the texts that they write."""
+"""The flags ``--export-NAME`` of formats that plug-ins add, and the texts that they write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from actbench import plugins
 from actbench.cli.app import file_option
 from actbench.cli.panels import WITHOUT_PANEL, panel_of
-from actbench.errors import ActbenchError, StoreError, told
+from actbench.errors import ActbenchError, StoreError, message_of
 from actbench.plugins import Plugin
 from actbench.report.exporting import Exported, ExportFormat
 
@@ -107,4 +107,6 @@ def _blaming(plugin: Plugin) -> Iterator[None]:
     except (ActbenchError, OSError):
         raise
     except Exception as error:  # a stranger's code may raise anything
-        raise StoreError(f"--export-{plugin.name}, which {plugin.package} brings, failed: {told(error)}") from error
+        raise StoreError(
+            f"--export-{plugin.name}, which {plugin.package} brings, failed: {message_of(error)}"
+        ) from error
