@@ -32,13 +32,13 @@ def from_home(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise UsageError(f"{text!r}: nobody here is called {text.split('/')[0]!r}; write ./{text} for a file") from None
+        raise UsageError(f"{text!r}: there is no user {text.split('/')[0]!r}; write ./{text} for a file") from None
 
 
 def away_from_here() -> AbstractContextManager[None]:
     """Make another folder the current one for a while, for libraries that take what lies there for their own.
 
-    It is that of Python's own library: it is on every import path, and nobody else writes there.
+    It is that of Python's own library: it is on every import path, and only the system writes there.
     """
     return chdir(sysconfig.get_path("stdlib"))
 

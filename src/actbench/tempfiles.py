@@ -121,7 +121,7 @@ def _mark() -> str:
 
 @functools.cache
 def _start() -> str:
-    """Return what tells this start of this machine from those of others."""
+    """Return what identifies this boot of this machine."""
     try:
         told = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:

@@ -26,7 +26,7 @@ _NEVER: Final = ("help", "version", "debug")
 
 @dataclass(frozen=True)
 class Default:
-    """A value that an option has where nobody types it.
+    """A value that an option has if it is not typed.
 
     Attributes:
         name: The option without its dashes, such as ``device-profile``.
@@ -273,7 +273,7 @@ def put_before(arguments: Sequence[str], variables: Mapping[str, str]) -> tuple[
 
 
 def _typed(found: Sequence[Default], verb: Any, parsed: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the options that nobody typed, of each the strongest default, if the verb takes it beside what is typed."""
+    """Yield the strongest default of each option that was not typed, unless it conflicts with what was typed."""
     options = {name: each.option for name, each in _options(verb.name, verb).items()}
     has_default = {options[each.name].name for each in found if each.name in options and each.verb in (None, verb.name)}
     done = {*parsed, *conflicting_options(verb.name, parsed, has_default)}

@@ -119,7 +119,7 @@ def _defaults() -> Iterator[Check]:
 
 
 def _fault(plugin: plugins.Plugin, group: plugins.Group) -> str | None:
-    """Return why a plug-in is left out, by the check of whoever uses its group; None if it is not."""
+    """Return why a plug-in is left out, by the check of its group; None if it is not."""
     if why := plugins.fault(plugin, object):  # before what follows imports torch, which may be what is missing
         return why
     if group == "schemes":

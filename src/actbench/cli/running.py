@@ -29,13 +29,13 @@ def run() -> None:
             _run(debug="--debug" in sys.argv[1:2])
         finally:
             out.flush()
-            if out.error is not None and not isinstance(out.error, BrokenPipeError):  # else nobody reads on
+            if out.error is not None and not isinstance(out.error, BrokenPipeError):  # else the reader has gone
                 print(f"actbench: standard output cannot be written: {out.error.strerror}", file=sys.stderr)
                 sys.exit(2)
 
 
 def _find_a_home() -> None:
-    """Let a folder of this user in the temporary folder be its home, for all libraries, where nobody knows one."""
+    """Let a folder of this user in the temporary folder be its home, for all libraries, where none is known."""
     if os.path.isabs(os.path.expanduser("~")):
         return
     os.environ["HOME"] = home = str(own_temporary_folder())

@@ -116,7 +116,7 @@ def _patch_classes(patches: Patches) -> None:
 
 
 def _refused(name: str) -> type:
-    """Return a class, as libraries name it in annotations and derive from it, that nobody can make an object of."""
+    """Return a class, as libraries name it in annotations and derive from it, that has no objects."""
 
     def refuse(cls: type, *_: Any, **__: Any) -> NoReturn:
         caller = sys._getframe(1)

@@ -114,7 +114,7 @@ def signed(word: int) -> int:
 def words(seed: int | Tensor, first: int, count: int, device: torch.device) -> Tensor:
     """Return ``count`` random words of a seed from index ``first`` on: int64, all 64 bits random.
 
-    The seed is a number, or a tensor on the device, whose value nobody on the host reads.
+    The seed is a number, or a tensor on the device, whose value the host never reads.
     """
     state = _state(seed)
     # nothing but the callee holds the numbers, so that it frees them as it goes on
@@ -278,7 +278,7 @@ class _Seeds:
             self._left.clear()
 
     def take(self, device: torch.device, count: int) -> Tensor:
-        """Return seeds that nobody else gets, int64 (count,) on the device."""
+        """Return seeds that are given out once, int64 (count,) on the device."""
         # who measures memory need not see these few bytes; a mode of fake tensors would make them fake
         with self._lock, torch._C._DisableTorchDispatch():
             following = self._following(device)

@@ -166,7 +166,7 @@ def kind_in(paths: Sequence[Path]) -> tuple[Kind[Any], list[Path]]:
     If a folder holds files of sweeps, only these count.
 
     Raises:
-        StoreError: A folder holds no results file, there are files of several kinds, or of a kind that nobody reads.
+        StoreError: A folder holds no results file, there are files of several kinds, or of an unknown kind.
     """
     found = {path: _names_at(path) for path in paths}
     for path, files in found.items():

@@ -218,7 +218,7 @@ class ThisMachine:
 def chosen_gpus(jobs: int | None, progress: Progress) -> tuple[str | None, ...]:
     """Return the names in ``CUDA_VISIBLE_DEVICES`` of the GPUs that measure: ``jobs`` of them, or else the first.
 
-    Only GPUs of the first one's kind count, since speeds of others cannot be compared with its. Where there is one GPU
+    Only GPUs of the first one's kind count, since speeds of other kinds cannot be compared. Where there is one GPU
     or none, it is None: what is visible here.
     """
     found = find_gpus()

@@ -47,7 +47,7 @@ class Progress:
     def planned(self, cases: Sequence[CaseData], jobs: int = 1, *, more: bool = False) -> None:
         """These cases will be run, simulated ones up to ``jobs`` at a time; no other case is reported from now on.
 
-        ``more`` is whether nobody knows yet how many will follow, as in a search.
+        ``more`` is whether an unknown number will follow, as in a search.
         """
 
     def started(self, case: CaseData, steps: int = 0, done: int = 0) -> None:

@@ -1,6 +1,6 @@
 """Progress as lines of text, for a pipe: one for each case that ends, and at least one every ten seconds.
 
-Of the cases of a search and of trials of batches, of which nobody knows how many follow, there is one a second at most.
+Of the cases of a search and of trials of batches, whose number is unknown, there is one line a second at most.
 """
 
 from __future__ import annotations

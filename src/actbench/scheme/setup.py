@@ -100,7 +100,7 @@ class TrainingSetup:
             module: The new module.
             sites: What changed in the module, with paths inside it.
             unreached: What a reader may expect to be changed, and is not; paths as in ``sites``.
-            by: The part of the scheme, without its sites; None if nobody checks that the change acts.
+            by: The part of the scheme, without its sites; None if the change is not checked to act.
         """
         sites = tuple(site.model_copy(update={"path": self.path_of(site.path)}) for site in sites)
         unreached = tuple(left.model_copy(update={"path": self.path_of(left.path)}) for left in unreached)
@@ -195,7 +195,7 @@ class TrainStep:
         return self._waiting
 
     def skip(self, count: int) -> None:
-        """Leave out the passes of the next micro-batches: whoever watches the step knows what they do."""
+        """Leave out the passes of the next micro-batches: an observer of the step knows what they do."""
         del self._waiting[:count]
 
     @property

@@ -172,7 +172,7 @@ class CachingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def unknown(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operator that looks at values that nobody knows; NotImplemented to run it anyway."""
+        """Return the result of an operator that looks at unknown values; NotImplemented to run it anyway."""
         return NotImplemented
 
     def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
@@ -181,7 +181,7 @@ class CachingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         So does a small part of a large one, such as a batch of the tokens in a file.
         """
         if isinstance(tensor, FakeTensor) and tensor.fake_mode is self:
-            return tensor  # torch 2.11 would make another, whose values nobody knows
+            return tensor  # torch 2.11 would make another, of unknown values
         made = super().from_tensor(tensor, **options)
         if not isinstance(tensor, FakeTensor) and not tensor.is_floating_point():
             is_part = tensor.nbytes <= known.MOST_BYTES < tensor.untyped_storage().nbytes()

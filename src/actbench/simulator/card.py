@@ -33,7 +33,7 @@ CARD = torch.device("cuda", 0)
 
 
 class _Uncounted(Counters):
-    """A card whose bytes nobody counts yet."""
+    """A card whose bytes are not counted yet."""
 
     def __init__(self, profile: DeviceProfile) -> None:
         self.name, self.total_bytes, self.devices = profile.name, profile.memory_bytes, 1

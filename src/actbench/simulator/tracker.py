@@ -185,7 +185,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._raise_peak()
 
     def _settle(self) -> None:
-        """Count what replaces a tensor only now, when that is freed, if nobody else refers to it."""
+        """Count a replacement when the replaced tensor is freed, if that has no other reference."""
         if self._replacement is None:
             return
         (storage, func, place), self._replacement = self._replacement, None

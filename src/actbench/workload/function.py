@@ -112,7 +112,7 @@ class FunctionWorkload(base.Workload):
         return {key: tree_map(self._input, value) for key, value in batch.items()}
 
     def _check_size(self, batch: Batch, make_batch: Callable[[int], Batch], batch_size: int, seed: int) -> None:
-        """Raise a ModelError if a batch of another size has the same shapes: then nobody knows what n means."""
+        """Raise a ModelError if a batch of another size has the same shapes: then the meaning of n is unknown."""
         found = _sizes(batch)
         if not found or any(batch_size in size for size in found):
             return

@@ -68,7 +68,7 @@ class Numbers(NamedTuple):
 
 
 def numbers_of(layer: nn.Module, kind: type[nn.Module] | None = None) -> Numbers | None:
-    """Return what a layer computes if it is a function of each element; None if it is not, or nobody can know.
+    """Return what a layer computes if it is a function of each element; None if it is not, or cannot be known to be.
 
     Nobody can know it of a layer that holds tensors, other layers or objects that may change, or whose forward or call
     is rebound.

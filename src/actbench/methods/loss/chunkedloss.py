@@ -31,7 +31,7 @@ class _Head(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, source: Source) -> Tensor:
         ctx.save_for_backward(hidden, weight)
-        ctx.set_materialize_grads(False)  # zeros for a gradient that nobody has would be as large as the logits
+        ctx.set_materialize_grads(False)  # zeros for a missing gradient would be as large as the logits
         ctx.source, ctx.dtypes = weakref.ref(source), dtypes_of(hidden, weight, bias)
         ctx.dtype = source.dtype
         return Logits.of(DeferredLogits.of(source))

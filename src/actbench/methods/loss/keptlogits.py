@@ -60,5 +60,5 @@ class _KeptLoss(Loss):
     again: bool
 
     def piece(self, index: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the logits of a piece, and forget them if nobody needs them again."""
+        """Return the logits of a piece, and forget them if they are not needed again."""
         return self.kept[index] if self.again else self.kept.pop(index)

@@ -20,7 +20,7 @@ _HALF: Final = (torch.bfloat16, torch.float16)
 class CopyingOptimizer(optim.Optimizer):
     """Another optimizer, ``inner``, with a copy of each parameter, which is in the state under ``copy``.
 
-    Copies of parameters of a half type are of float32, and those of others of the parameter's type.
+    Copies of parameters of a half type are of float32, and other copies have the parameter's type.
 
     Args:
         inner: A fresh optimizer of the parameters; it is taken over.

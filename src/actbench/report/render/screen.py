@@ -25,7 +25,7 @@ LIMIT = 500
 """Most rows, and most notes, on a terminal."""
 
 NOTE_LINES = 5
-"""Lines that notes take below a table, where nobody asks for all."""
+"""Lines that notes take below a table, unless all are asked for."""
 
 _BOX = box.SIMPLE_HEAD
 

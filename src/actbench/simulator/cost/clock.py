@@ -187,7 +187,7 @@ def computing(work: OperatorWork, rates: Rates, efficiencies: Efficiencies) -> f
 
 
 def _measured(work: OperatorWork, efficiencies: Efficiencies) -> Curve | Surface | None:
-    """Return what an operator took on the device itself; None where nobody measured it."""
+    """Return what an operator took on the device itself; None where it was not measured."""
     known = ((label, work.precision) for label in work.labels)
     return next((efficiencies.operators[key] for key in known if key in efficiencies.operators), None)
 

@@ -104,7 +104,7 @@ class Recorder:
     def _turn(
         self, phase: Phase, work: OperatorWork, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
     ) -> Turn:
-        """Return when an operator runs; a view waits for nobody."""
+        """Return when an operator runs; a view waits for nothing."""
         if not self._queues.concern(work.name) or (work.kind is None and work.name not in _WAITS):
             return IN_ORDER
         made = tensors_of(result) or written(func, args)

@@ -156,7 +156,7 @@ class RayExecutor:
         try:
             for told in self._outcomes(cases, replied):
                 tell(told)
-        except BaseException as error:  # whoever waits is told, in a thread of its own
+        except BaseException as error:  # passed on to the thread that waits
             ended.set_exception(error)
         else:
             ended.set_result(None)

@@ -13,7 +13,7 @@ from actbench.measuring.processgroup import take_gpu
 from actbench.measuring.ranks import Ranks
 from actbench.tools.ranks.launch import Meeting
 
-_WAITING: Final = timedelta(days=7)  # whoever started the processes ends them where one fails or takes too long
+_WAITING: Final = timedelta(days=7)  # the launcher ends the processes where one fails or takes too long
 _LOST: Final = ("gloo", "Connection closed by peer", "Connection reset by peer")
 
 

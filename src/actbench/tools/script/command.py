@@ -277,7 +277,7 @@ def _show(
     """Print what came of a script, and write the files.
 
     ``asked`` are the columns that other flags ask for, beside those of --columns, if any. ``is_assumed`` says that
-    nobody named the card. Quiet users know what is made up.
+    the card was not named. With --quiet it is left out.
     """
     from actbench.report.advice import about_limits
     from actbench.report.render.formats import json_lines

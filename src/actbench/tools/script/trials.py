@@ -28,7 +28,7 @@ from actbench.units import format_seconds
 _OUTCOME: TypeAdapter[Measurement | Failure] = TypeAdapter(Outcome)
 
 _FEW = 8
-"""Rows of the first trial of a search where nobody knows those of the script."""
+"""Rows of the first trial of a search where the script's are unknown."""
 
 _RESERVING = ("evaluation", "generation", "load", "resume")
 """Parts of a whole run for which the allocator may have taken more than its steps need: a trial has steps alone."""

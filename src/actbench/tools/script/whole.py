@@ -67,7 +67,7 @@ class Whole:
 
     Attributes:
         first_epoch: How many steps had ended when the first epoch did.
-        epoch_steps: How many steps an epoch has in the real run; None if nobody knows.
+        epoch_steps: How many steps an epoch has in the real run; None if unknown.
     """
 
     def __init__(

@@ -98,7 +98,7 @@ class CardMemory:
             yield f"{name} of torch's allocator is not simulated: reserved bytes are those without it"
 
     def free_bytes(self) -> int:
-        """Return the bytes that nobody has of the card."""
+        """Return the free bytes of the card."""
         return max(self._room - self.reserved_bytes(), 0)
 
     def allocated_bytes(self) -> int:

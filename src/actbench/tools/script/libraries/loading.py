@@ -29,7 +29,7 @@ class NotThereError(ModelError, OSError):
 
 
 class PlaceholderStateDict(dict[str, Any]):
-    """The state of a checkpoint that nobody read; each module accepts it as its own."""
+    """Stands for the state dict of a checkpoint that was not read; each module accepts it."""
 
 
 @contextmanager

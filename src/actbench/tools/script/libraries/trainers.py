@@ -29,7 +29,7 @@ LATER = 2
 _PREDICTED = ("predictions", "label_ids")
 
 _MOST_REPEATED_BYTES = 2**26
-"""The largest array of predictions that is made as long as its samples; of others a few batches are enough."""
+"""The largest array of predictions that is made at full length; larger ones hold a few batches."""
 
 _NAMED = 8
 """Most steps that callbacks name and that are gone to."""

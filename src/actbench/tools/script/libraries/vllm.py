@@ -34,7 +34,7 @@ UTILIZATION = 0.92
 """The share of the card that an engine takes where the script names none: the default of vLLM 0.33."""
 
 _VERSION = "0.31.0"  # the newest that TRL 1.16 knows
-_VOCABULARY = 64  # of a server, which nobody asks: every model has as many tokens
+_VOCABULARY = 64  # of a server that is never asked; every model has as many tokens
 _LONGEST = 2048  # tokens, where a config names no length
 _ENGINES = ("AsyncLLM", "AsyncLLMEngine", "LLMEngine")
 _WITH_COPIES = ("trl.generation.vllm_generation", "trl.experimental.online_dpo.online_dpo_trainer")

@@ -25,7 +25,7 @@ def changes(_note: Callable[[str], None]) -> Mapping[str, Change]:
 def _sent_without_bytes(zero: ModuleType) -> Iterator[None]:
     """Let the other processes of a simulated group send what their optimizers hold.
 
-    torch's own way sends pickled bytes, and nobody pickled those of a process that does not run.
+    torch's own way sends pickled bytes, and a process that does not run pickles none.
     """
     own = zero.ZeroRedundancyOptimizer.consolidate_state_dict
     at_work: list[Any] = []

@@ -1,4 +1,4 @@
-"""Which storages are copies of others: the averages of weights that a script keeps by hand."""
+"""Finds storages that are copies of weights: the averages that a script keeps by hand."""
 
 from __future__ import annotations
 

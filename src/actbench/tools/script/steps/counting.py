@@ -37,7 +37,7 @@ class Span:
         begun: Events before it; ``ended`` those before its end.
         batches: Events when each of its batches was loaded; of a span that ``follows``, when a model had run.
         line: The line of the script that began it.
-        of: How many batches its loader has; None if nobody knows.
+        of: How many batches its loader has; None if unknown.
         follows: The evaluation whose outputs it works on.
         has_graph: Whether gradients are recorded in it.
         ends_lowest: Whether it ends where the fewest bytes are alive until ``ended``, as the next one begins there.
@@ -67,7 +67,7 @@ class Step:
         done: What the operators did.
         cyclic_bytes: What reference cycles held at the end, until Python's collector ran; 0 where ``collected`` tells.
         collected: Events before and after each time that the collector ran.
-        rows: Rows of its largest batch; None if nobody knows them.
+        rows: Rows of its largest batch; None if unknown.
         spans: What ran before its first pass and is no part of it.
     """
 

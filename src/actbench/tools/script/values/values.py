@@ -160,7 +160,7 @@ class ScriptMode(CachingFakeMode):  # type: ignore[no-untyped-call]
             return aten.index.Tensor(args[0], list(_as_indices(args[1])))
 
     def _all_finite(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Check gradients, which nobody knows, for infinity: none is found, so no step is left out."""
+        """Find no infinity in gradients, whose values are unknown, so that no step is skipped."""
         found = known.value_of(args[1])
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if found is not None and isinstance(args[1], FakeTensor):
@@ -227,7 +227,7 @@ def _unique_rows(x: Tensor, dim: int, _: bool = True, inverse: bool = False, cou
 
 
 def _counts(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """Return a count of each integer that there can be; if nobody knows the largest, of as many as are asked for."""
+    """Return a count of each integer that there can be; if the largest is unknown, of as many as are asked for."""
     length = max(bounds.below(x) or 0, minlength)
     if not length:
         raise UntraceableError(_NO_BOUND.format("aten::bincount"))
@@ -270,7 +270,7 @@ _LARGEST: dict[str, Callable[..., Any]] = {
 """Operators whose results have a largest shape, by name."""
 
 _CHOOSES = ("aten::nonzero", "aten::masked_select", "torchvision::nms")
-"""Those that choose some of the elements: nobody knows how many."""
+"""Those that choose some of the elements, an unknown number."""
 
 
 def values(tensor: Tensor) -> Tensor:
