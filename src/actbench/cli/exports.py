@@ -66,16 +66,16 @@ def _can_be_flags(name: str, also: str) -> bool:
 @functools.cache
 def _first_by_flag() -> dict[str, Plugin]:
     """Return the plug-in that has each second name of a flag: of two with one name actbench's, or that of the first."""
-    alike: dict[str, list[Plugin]] = {}
+    by_flag: dict[str, list[Plugin]] = {}
     for name, plugin in plugins.installed("exports").items():
         if plugins.fault(plugin, ExportFormat) is None:
             also = plugin.load().also
             if also and _can_be_flags(name, also):
-                alike.setdefault(also, []).append(plugin)
-    # whose a plug-in is takes a file to read, and no two are alike as a rule
+                by_flag.setdefault(also, []).append(plugin)
+    # whose a plug-in is takes a file to read, and as a rule no two are equal
     return {
         also: found[0] if len(found) == 1 else min(found, key=lambda each: each.precedence)
-        for also, found in alike.items()
+        for also, found in by_flag.items()
     }
 
 

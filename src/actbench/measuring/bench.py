@@ -211,8 +211,8 @@ class Session:
 
     def _gradient(self, setup: TrainingSetup, passes: int = 1) -> Gradients:
         """Return the gradient of the last of ``passes`` passes over the case's batch."""
-        alike = all(part.card.draws_alike for part in parts_in(self.scheme))
-        with self.meter.active(), nullcontext() if alike else without_dropout(setup.module):
+        draws_equal = all(part.card.draws_alike for part in parts_in(self.scheme))
+        with self.meter.active(), nullcontext() if draws_equal else without_dropout(setup.module):
             for _ in range(passes - 1):
                 gradients_of(setup, self._batch(), self.case.seed)
             return gradients_of(setup, self._batch(), self.case.seed)

@@ -224,13 +224,13 @@ def chosen_gpus(jobs: int | None, progress: Progress) -> tuple[str | None, ...]:
     found = find_gpus()
     if len(found) < 2 or found[0].uuid is None:
         return (None,)
-    alike = [gpu.uuid for gpu in found if _kind(gpu) == _kind(found[0]) and gpu.uuid is not None]
-    if jobs is not None and jobs > len(alike) and len(alike) < len(found):
+    same_kind = [gpu.uuid for gpu in found if _kind(gpu) == _kind(found[0]) and gpu.uuid is not None]
+    if jobs is not None and jobs > len(same_kind) and len(same_kind) < len(found):
         progress.message(
-            f"{len(alike)} of {len(found)} GPUs measure, those that are {found[0].name}: speeds of different GPUs are "
-            "not compared; CUDA_VISIBLE_DEVICES chooses others"
+            f"{len(same_kind)} of {len(found)} GPUs measure, those that are {found[0].name}: speeds of different "
+            "GPUs are not compared; CUDA_VISIBLE_DEVICES chooses others"
         )
-    return tuple(alike[: jobs or 1])
+    return tuple(same_kind[: jobs or 1])
 
 
 def _kind(gpu: Gpu) -> tuple[str, int]:

@@ -120,8 +120,8 @@ class _Cut:
     def counterpart(self, other: _Cut, name: int) -> int | None:
         """Return the storage that stands here for one of another trace."""
         role, number = other._role[name]
-        alike = self._alike.get(role, ())
-        return alike[number] if number < len(alike) else None
+        equal = self._alike.get(role, ())
+        return equal[number] if number < len(equal) else None
 
 
 class Joiner:
@@ -244,9 +244,9 @@ class _Join:
 
     def _freed_from_before(self, cut: _Cut, name: int, amount: int) -> Iterator[Event]:
         """Free what was alive before the step, such as what a loop holds of the step before."""
-        alike = self._before.get(cut.size[name], [])
-        if not amount and alike:
-            yield self._name(self._base, alike.pop(0)), 0
+        equal = self._before.get(cut.size[name], [])
+        if not amount and equal:
+            yield self._name(self._base, equal.pop(0)), 0
 
     def _freed_after_passes(self) -> Iterator[Event]:
         """Free what the passes left: gradients."""

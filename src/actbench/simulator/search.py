@@ -60,7 +60,7 @@ class _Search:
         return found.model_copy(update={"trials": len(self._trials) - 1, "estimated_step_seconds": seconds})
 
     def _predict(self) -> bool:
-        """Foretell the largest batch from the steps nearest to it and try that and its neighbour, if those are alike.
+        """Predict the largest batch from the steps nearest to it and try that and its neighbour, if those are equal.
 
         Returns whether the neighbours prove the prediction.
         """

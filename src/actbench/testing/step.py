@@ -56,16 +56,16 @@ def forward(subject: Subject) -> None:
             "compute the same; numbers drawn from torch's generator change the masks of dropout (draw noise by "
             "actbench.ops.noise)"
         )
-    alike = all(part.card.draws_alike for part in parts_in(subject.scheme))  # else masks alone may be what differs
-    if lossy and alike and torch.equal(found, exact):
+    draws_equal = all(part.card.draws_alike for part in parts_in(subject.scheme))  # else masks may differ
+    if lossy and draws_equal and torch.equal(found, exact):
         raise AssertionError("a LossyForward is declared, and the loss is exact to the bit")
 
 
 def gradient(subject: Subject) -> None:
     """Check the gradients of one step."""
     setup = subject.changed()
-    alike = subject.scheme.gradient != "exact" or all(part.card.draws_alike for part in parts_in(subject.scheme))
-    found = gradients(setup, subject.batch, dropout=alike)
+    draws_equal = subject.scheme.gradient != "exact" or all(part.card.draws_alike for part in parts_in(subject.scheme))
+    found = gradients(setup, subject.batch, dropout=draws_equal)
     missing = [name for name, p in setup.module.named_parameters() if p.requires_grad and name not in found]
     if missing:
         raise AssertionError(f"{len(missing)} parameters have no gradient, such as {missing[0]}")
@@ -73,7 +73,7 @@ def gradient(subject: Subject) -> None:
     if bad:
         raise AssertionError(f"the gradients of {len(bad)} of {len(found)} parameters are not finite, such as {bad[0]}")
     if subject.scheme.gradient == "exact" and not subject.trains_others:
-        off = distance(flat(found), plain_gradient(subject.case, alike))
+        off = distance(flat(found), plain_gradient(subject.case, draws_equal))
         if not off < ROUNDING:
             raise AssertionError(f"declared exact, and {off:.2e} of the exact gradient's norm away from it")
 

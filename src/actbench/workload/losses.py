@@ -73,7 +73,7 @@ def loss_of(module: nn.Module, task: Task, spec: str, tasks: Iterable[Task]) -> 
 
     warnings = []
     if left_out:
-        warnings.append(f"{described} is trained without {' and '.join(left_out)}, so that all steps are alike")
+        warnings.append(f"{described} is trained without {' and '.join(left_out)}, so that all steps are equal")
     if own_loss:
         warnings.append(f"{described} computes no loss: it is the mean absolute error of the predicted depth")
     return loss, tuple(warnings)

@@ -93,8 +93,8 @@ def _of_class(kind: type[Any], forward: Callable[..., Any], attributes: tuple[tu
     in_training, in_evaluation = (_of_shell(kind, forward, dict(attributes, training=flag)) for flag in (True, False))
     if in_training is None or in_evaluation is None:
         return None
-    alike = in_training.inplace is in_evaluation.inplace and in_training.equals(in_evaluation)
-    return in_training if alike else None
+    equal = in_training.inplace is in_evaluation.inplace and in_training.equals(in_evaluation)
+    return in_training if equal else None
 
 
 forget = _of_class.cache_clear

@@ -214,9 +214,9 @@ class AveragingOptimizer(CopyingOptimizer):
 
     def _step(self) -> None:
         self.inner.step()
-        alike = {parameter: copy for parameter, copy in self.copies.items() if parameter.dtype == copy.dtype}
-        if alike:
-            torch._foreach_lerp_(list(alike.values()), list(alike), 1 - self.decay)
+        same_type = {parameter: copy for parameter, copy in self.copies.items() if parameter.dtype == copy.dtype}
+        if same_type:
+            torch._foreach_lerp_(list(same_type.values()), list(same_type), 1 - self.decay)
         for parameter, copy in self.copies.items():
-            if parameter not in alike:
+            if parameter not in same_type:
                 copy.lerp_(parameter.to(copy.dtype), 1 - self.decay)

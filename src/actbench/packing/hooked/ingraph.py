@@ -45,7 +45,7 @@ _forms: dict[str, Settings] = {}  # a node of a graph holds plain values
 
 
 def form_of(hooks: Hooks) -> str:
-    """Return the name by which graphs find the settings of hooks; hooks that pack alike have the same."""
+    """Return the name by which graphs find the settings of hooks; hooks that pack equally have the same."""
     settings = Settings(hooks.packer.codec, hooks.bits, hooks.rules, hooks.whole_model)
     rules = zlib.crc32(" ".join(sorted(map(str, settings.rules))).encode())
     form = f"{settings.codec!r} {settings.bits} {rules} {settings.whole_model}"

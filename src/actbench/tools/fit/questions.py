@@ -492,7 +492,7 @@ def over_processes(case: Case, counts: Sequence[int], asked: Asked, means: Means
     remarks += [f"cannot be: {way}: {why}" for way, why in shardings.refused.items()]
     if shardings.left_out:
         left = ", ".join(shardings.left_out)
-        remarks.append(f"estimated only with all blocks alike, because other ways promise more: {left}")
+        remarks.append(f"estimated only with all blocks treated equally, because other ways promise more: {left}")
     return _shown(made, table, [each.step for each in rows], remarks, show_code)
 
 

@@ -203,7 +203,7 @@ class Simulations:
             outside = tuple(site for site in outcome.sites if not f"{site.path}.".startswith(inside))
             outcome = outcome.model_copy(update={"sites": outside})  # the others are not shown, and they are many
         if isinstance(outcome, Measurement) and not plan.is_uniform:
-            outcome = outcome.model_copy(update={"trace": None})  # plans are joined from steps whose blocks are alike
+            outcome = outcome.model_copy(update={"trace": None})  # plans are joined from steps whose blocks are equal
         base = () if exact.scheme in ("exact", self.given) else (Candidate.of(exact.scheme),)
         training = training_of([*plan.candidates, *base], getattr(outcome, "warnings", ()))
         said = {"recipe": self.name, "asked": asked, "training": training, "of_copy": of_copy, "recorded_at": now()}

@@ -45,7 +45,7 @@ class Scan(NamedTuple):
 
 
 def scan(batches: Iterator[Any], load: Callable[[Any], Any], seconds: float, samples: float = math.inf) -> Scan:
-    """Take batches, and weigh them, until there are no more, all are alike, time ends, or ``samples`` were taken.
+    """Take batches, and weigh them, until there are no more, all are equal, time ends, or ``samples`` were taken.
 
     So many samples are in the data set: a loader whose batches were made larger reads it many times over.
     """

@@ -103,7 +103,7 @@ class Session:
         self.drawn = drawn or GeneratorStates()
 
     def memory(self) -> Measurement:
-        """Run the script until its steps are alike, and return what a step needs.
+        """Run the script until its steps are equal, and return what a step needs.
 
         Raises:
             ActbenchError: The script came to no step; see :func:`actbench.tools.script.launching.run`.

@@ -17,7 +17,7 @@ from actbench.simulator.cost.recorder import Done
 from actbench.simulator.tracker import StorageTracker
 
 _ALIKE = 1e-4
-"""The share of the bytes in which steps that are alike may differ."""
+"""The share of the bytes in which equal steps may differ."""
 
 _LITTLE = 1e-6
 """The share of the bytes by which a step has to grow for anybody to care."""
