@@ -156,10 +156,10 @@ def test_the_order_in_which_both_are_bound_changes_nothing(hooks: str) -> None:
     for setup in (second.apply(first.apply(TrainingSetup(model()))), first.apply(second.apply(TrainingSetup(model())))):
         counts, acted, alike = runs(setup)
         assert {part.acts for part in setup.parts} <= acted
-        found.append((kept(setup.module), counts, alike))
+        found.append((counts.copy(), alike, kept(setup.module)))  # which may run the blocks again, on fake tensors
 
     assert found[0] == found[1]
-    assert found[0][1] == Counter(["0.1"])
+    assert found[0][0] == Counter(["0.1"])
 
 
 @pytest.mark.parametrize("hooks", HOOKS)

@@ -90,7 +90,7 @@ class FrozenLinear(nn.Module):
         else:
             parts = encoding.encode(matrix, fresh_seed(matrix))
         self._types = tuple(part.dtype for part in parts[:flat]) if flat else ()
-        if odd := [part for part in parts[:flat] if part.nbytes % self.dtype.itemsize]:
+        if flat and (odd := [part for part in parts[:flat] if part.nbytes % self.dtype.itemsize]):
             raise ValueError(f"{odd[0].nbytes} bytes of codes are no whole numbers of {self.dtype}")
         stored = (part.contiguous().view(self.dtype) if flat else part for part in parts[:flat])
         self.packed_weight = nn.ParameterList(nn.Parameter(part, requires_grad=False) for part in stored)

@@ -136,7 +136,7 @@ class Slopes(Deferred):
         if func in (aten.detach.default, aten.alias.default):
             return self
         if func is aten.add.Tensor:  # several losses of the same logits
-            other = getattr(others[0], "promise", None)
+            other = getattr(others[0], "deferred", None)
             if kwargs or not isinstance(other, Slopes) or other.logits is not self.logits:
                 return None
             return replace(self, losses=(*self.losses, *other.losses))

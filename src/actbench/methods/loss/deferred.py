@@ -39,7 +39,7 @@ class Deferred:
 
 
 class DeferredTensor(Tensor):
-    """A tensor without values. An operator that its promise does not defer gets the values."""
+    """A tensor that is computed on first use. An operator that cannot be deferred gets the values."""
 
     deferred: Deferred
 

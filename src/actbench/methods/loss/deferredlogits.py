@@ -76,7 +76,7 @@ class _Tanh(Step):
         return x.tanh()
 
     def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: DeferredLogits) -> bool:
-        return func is aten.tanh_backward.default and getattr(others[0], "promise", None) is recipe
+        return func is aten.tanh_backward.default and getattr(others[0], "deferred", None) is recipe
 
 
 @dataclass(frozen=True)
