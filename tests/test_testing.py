@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from actbench.errors import SpecError
+from actbench.errors import NothingToConvertError, SpecError
 from actbench.packing import Codec, Layout, Parts, SavedTensors, SiteState
 from actbench.scheme import Card, Scheme, TrainingSetup, with_packed_saved_tensors
 from actbench.testing import PARTS, check_scheme
@@ -114,6 +114,18 @@ class WrongSecond(Theirs):
         return setup
 
 
+class WrongSecondOfEmbeddings(Theirs):
+    """It does the same to embeddings alone, which no small network has."""
+
+    def change(self, setup: TrainingSetup) -> TrainingSetup:
+        embeddings = [layer for layer in setup.module.modules() if isinstance(layer, nn.Embedding)]
+        if not embeddings:
+            raise NothingToConvertError("theirs: no embedding")
+        for layer in embeddings:
+            layer.register_forward_hook(lambda layer, inputs, output: WrongSecondDerivative.apply(output))
+        return setup
+
+
 class NoCard(Theirs):
     """It has no card of its own."""
 
@@ -134,12 +146,13 @@ BROKEN = [
     (Nothing, "saved bytes", "no site says what was changed"),
     (Nothing, "converting twice", "raise a ConversionError"),
     (WrongSecond, "second derivative", "away from the exact one, and not refused"),
+    (WrongSecondOfEmbeddings, "second derivative", "away from the exact one, and not refused"),
     (NoSummary, "card", r"the summary of NoSummary\.card is empty"),
     (Theirs, "specification", "no installed package brings a scheme 'theirs'"),
 ]
 
 
-@pytest.mark.sampled(fast=5, slow=4)
+@pytest.mark.sampled(fast=6, slow=4)
 @pytest.mark.parametrize(("broken", "part", "said"), BROKEN)
 def test_a_broken_scheme_fails_by_the_part_that_it_breaks(broken: type[Theirs], part: str, said: str) -> None:
     with pytest.raises(AssertionError) as failed:

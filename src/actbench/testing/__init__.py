@@ -49,7 +49,8 @@ def check_scheme(
         def test_contract():
             check_scheme("theirs:4")
 
-    The parts, in :data:`PARTS`, are:
+    The parts, in :data:`PARTS`, are these; those of many passes run on a small network if the scheme finds something to
+    change in one:
 
     * ``card``: The scheme has a docstring, and a card with a summary.
     * ``specification``: Its entry point is found, and ``scheme.spec`` builds an equal scheme.

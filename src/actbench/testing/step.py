@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from actbench.errors import ConversionError
 from actbench.measuring import inspection
@@ -18,6 +19,7 @@ from actbench.scheme.composed import parts_in
 from actbench.scheme.facets import LossyForward, Packs
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
+from actbench.simulator.overrides import without_dropout
 from actbench.testing.subject import (
     Subject,
     distance,
@@ -27,7 +29,6 @@ from actbench.testing.subject import (
     message_of,
     plain_gradient,
     plain_trace,
-    small_batch,
 )
 
 ROUNDING = 1e-5
@@ -80,15 +81,13 @@ def gradient(subject: Subject) -> None:
 
 def mean_gradient(subject: Subject) -> None:
     """Check that the mean of n draws is nearer to the exact gradient than one draw by the root of n."""
-    networks = subject.networks()
-    if subject.scheme.gradient != "unbiased" or subject.trains_others or not networks:
+    if subject.scheme.gradient != "unbiased" or subject.trains_others:
         return
-    plain, changed = networks
-    batch = small_batch(plain)
-    exact = flat(gradients(plain, batch))
+    plain, changed, batch = subject.pair()
+    exact = flat(gradients(plain, batch, dropout=False))
     for seed in range(3):  # until bits are allocated
-        gradients(changed, batch, seed)
-    draws = torch.stack([flat(gradients(changed, batch, seed)) for seed in range(DRAWS)])
+        gradients(changed, batch, seed, dropout=False)
+    draws = torch.stack([flat(gradients(changed, batch, seed, dropout=False)) for seed in range(DRAWS)])
     one = float((draws - exact).norm(dim=1).mean() / exact.norm())
     off, error = distance(draws.mean(0), exact), one / DRAWS**0.5
     if not off < max(MOST_ERRORS * error, ROUNDING):
@@ -100,13 +99,9 @@ def mean_gradient(subject: Subject) -> None:
 
 def second_derivative(subject: Subject) -> None:
     """Check the gradient of a squared gradient: a packed tensor has lost its graph."""
-    networks = subject.networks()
     if subject.trains_others or not {"precision", "gradients"}.isdisjoint(subject.scheme.changes):
         return
-    if not networks:
-        return
-    plain, changed = networks
-    batch = small_batch(plain)
+    plain, changed, batch = subject.pair()
     wanted = _penalty(plain, batch)
     try:
         found = _penalty(changed, batch)
@@ -121,9 +116,11 @@ def second_derivative(subject: Subject) -> None:
 
 def _penalty(setup: TrainingSetup, batch: Batch) -> Tensor:
     parameters = [p for p in setup.module.parameters() if p.requires_grad]
-    first = torch.autograd.grad(setup.forward(batch), parameters, create_graph=True)
-    squares = torch.stack([each.square().sum() for each in first]).sum()
-    second = torch.autograd.grad(squares, parameters, materialize_grads=True)
+    # only the small networks have no dropout and no attention, whose fused kernels have no second derivative
+    with without_dropout(setup.module), sdpa_kernel(SDPBackend.MATH):
+        first = torch.autograd.grad(setup.forward(batch), parameters, create_graph=True)
+        squares = torch.stack([each.square().sum() for each in first]).sum()
+        second = torch.autograd.grad(squares, parameters, materialize_grads=True)
     return torch.cat([each.flatten().double() for each in second])
 
 
@@ -200,16 +197,15 @@ def simulation(subject: Subject) -> None:
 
 def compilation(subject: Subject) -> None:
     """Check the gradients of a compiled network: by one draw if they are the same in each, else by their mean."""
-    networks = subject.networks()
-    if not networks or not subject.is_of_model or subject.trains_others:
+    if not subject.is_of_model or subject.trains_others:
         return
-    plain, changed = networks
-    batch = small_batch(plain)
-    like = flat(gradients(changed, batch))
+    plain, changed, batch = subject.pair()
+    like = flat(gradients(changed, batch, dropout=False))
     torch._dynamo.reset()
     run: Any = torch.compile(changed.module, backend="aot_eager")
     try:
-        draws = torch.stack([_compiled(changed, run, batch) for _ in range(DRAWS)])
+        with without_dropout(changed.module):
+            draws = torch.stack([_compiled(changed, run, batch) for _ in range(DRAWS)])
     except Exception as error:  # a compiler wraps what a model raises
         if ConversionError.__name__ not in message_of(error):
             raise AssertionError(f"it fails under torch.compile, without a reason: {message_of(error)}") from error
@@ -217,7 +213,7 @@ def compilation(subject: Subject) -> None:
     finally:
         torch._dynamo.reset()
     if distance(draws[0], draws[1]) > ROUNDING:  # random
-        like = flat(gradients(plain, batch))
+        like = flat(gradients(plain, batch, dropout=False))
     one = float((draws - like).norm(dim=1).mean() / like.norm())
     off = distance(draws.mean(0), like)
     if not off < max(MOST_ERRORS * one / DRAWS**0.5, 1e-4):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,14 +81,16 @@ class Subject:
         """Return that setup under the scheme."""
         return self.scheme.apply(self.plain())
 
-    def networks(self) -> Sequence[TrainingSetup]:
-        """Return the first small network in which the scheme finds something, plain and under the scheme; or none."""
+    def pair(self) -> tuple[TrainingSetup, TrainingSetup, Batch]:
+        """Return a model without and with the scheme, and a batch of it, for checks that take many passes.
+
+        It is the first small network in which the scheme finds something to change, or else the plain model itself.
+        """
         for make in NETWORKS:
-            try:
-                return _small(make), self.scheme.apply(_small(make))
-            except NothingToConvertError:
-                continue
-        return ()
+            with suppress(NothingToConvertError):
+                changed = self.scheme.apply(_small(make))
+                return _small(make), changed, _small_batch(changed)
+        return self.plain(), self.changed(), self.batch
 
 
 def _small(make: Callable[[], nn.Module]) -> TrainingSetup:
@@ -101,7 +103,7 @@ def _small(make: Callable[[], nn.Module]) -> TrainingSetup:
         )
 
 
-def small_batch(setup: TrainingSetup) -> dict[str, Tensor]:
+def _small_batch(setup: TrainingSetup) -> dict[str, Tensor]:
     """Return a batch of a small network."""
     random = torch.Generator().manual_seed(1)
     images = any(isinstance(part, nn.Conv2d) for part in setup.module.modules())
