@@ -226,6 +226,30 @@ def test_what_is_written_over_is_not_read_and_what_is_added_to_is() -> None:
     assert added.moved == 3 * 100 * F32
 
 
+def test_a_tensor_that_is_made_like_another_reads_nothing_of_it() -> None:
+    x = torch.Size((6, 5))
+    scalar, like = works(lambda x: (x.new_zeros(()), torch.ones_like(x)), x)
+
+    assert (scalar.moved, like.moved) == (F32, F32 * x.numel())
+
+
+def test_both_gradients_of_a_convolution_move_what_each_moves_alone() -> None:
+    shape, kernel = (3, 8, 6, 5), (16, 8, 3, 3)
+
+    def moved(*wanted: bool) -> int:
+        def run(x: Tensor, weight: Tensor) -> None:
+            torch.ops.aten.convolution_backward(
+                x.new_empty(3, 16, 6, 5), x, weight, None, (1, 1), (1, 1), (1, 1), False, (0, 0), 1, [*wanted, False]
+            )
+
+        [backward] = works(run, shape, kernel)
+        assert backward.launches == sum(wanted)
+        return backward.moved
+
+    # each reads input and weight here, of which the gradients of one need the other alone
+    assert moved(True, True) == moved(True, False) + moved(False, True) - F32 * (3 * 8 * 6 * 5 + 16 * 8 * 9)
+
+
 def test_an_embedding_reads_the_rows_that_it_takes() -> None:
     [taken] = works(lambda table: F.embedding(torch.zeros(10, dtype=torch.long), table), (1000, 16))[-1:]
 

@@ -41,6 +41,14 @@ _READ_AGAIN: dict[str, int] = {
 to its place among the arguments."""
 
 
+_LIKE = frozenset(
+    (
+        *("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like"),
+        *("rand_like", "randn_like", "randint_like"),
+    )
+)
+"""Operators that make a tensor like their first argument, whose values they do not read."""
+
 _COPIES = ("copy_", "_to_copy")
 _RECURRENT = (recurrent.FORWARD, recurrent.BACKWARD)
 _CONVERTING = {"_to_copy": 0, "copy_": 1}
@@ -137,7 +145,7 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result:
         precision=precision,
         moved=_moved(func, name, args, tensors, result),
         copied=2 * sum(map(_bytes, copied)),
-        launches=launches + (name in _READ_AGAIN) + len(copied),
+        launches=launches + _has_two_kernels(name, args) + len(copied),
         listed=listed,
         has_bfloat16=any(tensor.dtype == torch.bfloat16 for tensor in tensors),
         is_known=kind is not None,
@@ -261,9 +269,16 @@ def _moved(func: Any, name: str, args: tuple[Any, ...], tensors: list[Tensor], r
         total -= _bytes(args[0])  # it is written, and not read
     if name in ("embedding", "gather", "index", "index_select"):
         total -= max(0, _bytes(args[0]) - _bytes(result))  # only what is taken is read
-    if name in _READ_AGAIN:
+    if name in _LIKE:
+        total -= _bytes(args[0])  # it gives type and device, and no values
+    if _has_two_kernels(name, args):
         total += sum(_bytes(each) for each in args[: _READ_AGAIN[name] + 1] if isinstance(each, Tensor))
     return total
+
+
+def _has_two_kernels(name: str, args: tuple[Any, ...]) -> bool:
+    """Return whether an operator is one of ``_READ_AGAIN``; of a convolution, if both gradients are wanted."""
+    return name in _READ_AGAIN and (name != "convolution_backward" or all(args[10][:2]))
 
 
 def written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
