@@ -125,6 +125,7 @@ class BlockMarks:
 
     def __init__(self, module: nn.Module, blocks: Sequence[Block], tracker: StorageTracker, recorder: Recorder) -> None:
         modules = dict(module.named_modules())
+        # schemes may have wrapped or renamed what the paths name; then no block is marked, rather than some of them
         all_there = all(block.path in modules for block in blocks)
         self._modules = [(block, modules[block.path]) for block in blocks] if all_there else []
         self._tracker, self._recorder = tracker, recorder
@@ -139,6 +140,7 @@ class BlockMarks:
         """Mark what runs inside the block."""
         with ExitStack() as handles:
             for block, module in self._modules:
+                # the first of the hooks, so that what the hooks of schemes allocate counts for the block
                 enter = module.register_forward_pre_hook(partial(self._enter, block), with_kwargs=True, prepend=True)
                 handles.callback(enter.remove)
                 leave = module.register_forward_hook(partial(self._leave, block), with_kwargs=True)
@@ -186,6 +188,7 @@ class BlockMarks:
         for label, (begun, ended) in zip(labels_of(len(runs)), itertools.pairwise([Place(0, 0), *ends]), strict=True):
             taken = tuple(events_between(begun, ended, tracker.events, tracker.host))
             done = self._recorder.done[begun.done : ended.done]
+            # of what ran before the pass, later segments need only what is still alive
             if label == BEFORE:
                 taken, done = tuple(alive(taken).items()), []
             segments[label] = Segment(taken, tuple(known.setdefault(each, len(known)) for each in done))
@@ -229,6 +232,7 @@ class BlockMarks:
         size = 0 if storage is None else round_up(storage.nbytes(), self._tracker.rounding)
         for run in running.runs:
             run.waits = len(running.runs) + 1 if run.is_alive else run.waits
+        # the same digest in every process, which hash() of a string is not
         kind = hashlib.sha256(text.encode()).hexdigest()[:16]
         running.runs.append(_Run(block, kind, self._place(), _autograd._get_sequence_nr(), held, size))
         running.runs[-1].took = frozenset(self._tracker.names_of(storages(given)))
@@ -245,6 +249,7 @@ class BlockMarks:
         run.output_bytes = sum(round_up(storage.nbytes(), self._tracker.rounding) for storage in returned)
         for tensor in made:
             self._hook(tensor, partial(self._reach, run))
+        # nodes are numbered in the order in which a thread makes them, so those from here on are the block's
         kept = _saved_raw([tensor.grad_fn for tensor in made], run.first_node)
         run.keeps_output = any(id(storage) in kept for storage in returned)
         first = None if run.given is None else run.given()
@@ -355,4 +360,5 @@ def _nodes_above(ends: Iterable[Node | None], first_node: int) -> Iterator[Node]
 @cache
 def _names_of_saved(kind: type[Any]) -> tuple[str, ...]:
     """Return the attributes of a kind of node that have what it saved."""
+    # torch generates _raw_saved_NAME beside _saved_NAME, and only the latter unpacks (tools/autograd of torch)
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved"))

@@ -35,6 +35,7 @@ class Branch:
         cls, operator: str, kernel: Callable[..., Any], applies: Callable[..., bool] = lambda *args, **kwargs: True
     ) -> Branch:
         """Return the branch of an operator of torch, by its name."""
+        # torch's generated kernels are the same for every backend, so that those of the CPU stand for those of CUDA
         return cls(kernel, torch.library.get_kernel(f"aten::{operator}", "AutogradCPU"), applies)
 
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -65,6 +66,7 @@ def _cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Tens
         return grad
     weighted = output.conj() * grad
     is_zero = x == 0
+    # torch reads this value to choose the branch (FunctionsManual.cpp, cumprod_backward); here only its bytes count
     is_zero.any()
     turned = weighted.flip(dim)
     summed = turned.cumsum(dim)
@@ -98,6 +100,7 @@ class _Prod(Function):
             return grad.clone() if x.dim() == 0 else grad * (result / x).conj(), None
         is_zero = x == 0
         counts = is_zero.sum(ctx.dim, True)
+        # torch reads this sum to choose the branch (FunctionsManual.cpp, prod_backward); here only its bytes count
         counts.sum()
         return grad * (result / x).conj(), None
 

@@ -113,6 +113,7 @@ def _replace(module: nn.Module, mode: FakeTensorMode, place: Callable[[Tensor], 
 def _twin(
     tensor: Tensor, mode: FakeTensorMode, twins: dict[int, tuple[Tensor, Tensor]], device: torch.device
 ) -> Tensor:
+    # a fake tensor of the meta device has no place, so it gets a twin like a real one
     if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode and tensor.device.type != "meta":
         if tensor.device != device:
             with mode:
@@ -124,6 +125,7 @@ def _twin(
             twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         if isinstance(tensor, nn.Parameter):
             twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
+        # attributes that others set on a parameter, such as transformers' marks of loaded weights, go along
         for name, value in vars(tensor).items():
             vars(twin).setdefault(name, value)
         twins[id(tensor)] = (tensor, twin)  # keeps the tensor alive too: a new tensor could get the id of a dead one
@@ -133,6 +135,7 @@ def _twin(
 def _put(tensor: FakeTensor, value: FakeTensor) -> None:
     """Give a fake tensor the memory of another, where that is."""
     tensor.data = value
+    # setting data does not change the attribute in Python that FakeTensor.device returns
     tensor.fake_device = value.fake_device
 
 
@@ -245,6 +248,7 @@ class RealDataBecomesFake(TorchFunctionMode):
         self._mode = mode
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # each access of Tensor.data.__set__ makes another wrapper: they are equal, not identical
         if func == _SET_DATA and isinstance(args[0], FakeTensor) and not isinstance(args[1], FakeTensor):
             args = args[0], self._mode.from_tensor(args[1])
         return func(*args, **(kwargs or {}))
@@ -267,6 +271,7 @@ def fakes_accepted() -> Iterator[None]:
         stack.enter_context(replaced(torch.utils, "swap_tensors", _swap_fake))
         stack.enter_context(replaced(_lazily.UninitializedTensorMixin, "materialize", _materialize_fake))
         stack.enter_context(replaced(nn.init, "_no_grad_trunc_normal_", _leave_fake))
+        # transformers.core_model_loading would start threads, in which no mode of this thread holds
         stack.enter_context(_environment("HF_DEACTIVATE_ASYNC_LOAD", "1"))
         yield
 
@@ -279,6 +284,7 @@ def _is_seeded(func: Any) -> bool:
 @contextmanager
 def _host_generator_kept() -> Iterator[None]:
     """Inside the block, let what the card draws be drawn on the CPU, whose generator then has its state again."""
+    # the state of a generator is a tensor, which the modes around this would make fake
     with torch._C._DisableTorchDispatch():
         before = torch.default_generator.get_state()
         try:
@@ -351,6 +357,7 @@ def _leave_fake(fill: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def filled(tensor: Tensor, mean: float, std: float, *args: Any, **kwargs: Any) -> Tensor:
         if not isinstance(tensor, FakeTensor):
             return fill(tensor, mean, std, *args, **kwargs)
+        # torch's loop ends when no value is out of bounds, and of fake values nobody knows that
         with torch.no_grad():
             return tensor.normal_(mean, std, generator=kwargs.get("generator"))
 

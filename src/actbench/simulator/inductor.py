@@ -87,6 +87,7 @@ class Inductor:
             for owner, name, value in self._replacements():
                 stack.enter_context(attribute(owner, name, value))
             # code for this card is for no other card, and for no other simulation
+            # before the block too: a cache may hold what was compiled for a real card, or for another profile
             for forget in (torch._dynamo.reset, torch._inductor.utils.clear_caches, _forget_card):
                 forget()
                 stack.callback(forget)
@@ -123,6 +124,7 @@ class Inductor:
         yield ConstantFolder, "run", _folded_on_host(ConstantFolder.run)
         yield proxy_tensor, "unset_fake_temporarily", _on_host
         yield pad_mm, "_should_pad", _padded_by_rule(pad_mm._should_pad)
+        # _should_pad returns a cached answer before it would measure both forms
         yield pad_mm, "get_cached_should_pad", lambda key: True
         # it makes optimizer state while it traces, and calls this before
         yield OptimizerVariable, "graph_break_if_pending_mutation", _refuse_optimizer
@@ -182,6 +184,7 @@ class _Kernel:
         named = zip(self._names, args, strict=False)
         again = [each for name, each in named if name.startswith(_READ_AND_WRITTEN) and isinstance(each, FakeTensor)]
         if moved:
+            # what a kernel updates in place is moved twice
             one_kernel([], [*moved, *again])
 
 

@@ -42,6 +42,7 @@ def uncontiguous(*tensors: Tensor) -> int:
     return sum(bytes_of(each) for each in tensors if not each.is_contiguous())
 
 
+# copy_transpose_valid and copy_same_type_transpose_ of aten/src/ATen/native/Copy.cpp: blocks of 60 by 60
 _BLOCK = 60 * 60
 
 
@@ -163,6 +164,7 @@ def _margins(args: Any, result: Any) -> int:
     return (3 if result.dim() == 0 else 2) * losses * each
 
 
+# flash_attention_kernel_impl of aten/src/ATen/native/cpu/FlashAttentionKernel.cpp chooses tiles by these
 _FEW_ROWS, _MANY_ROWS = 192, 768
 _KEYS_AT_ONCE = 512
 
@@ -178,6 +180,7 @@ def _attention(args: Any, result: Any) -> int:
     query, key = args[:2]
     rows, columns = _tile(query, key)
     width: int = query.shape[-1]
+    # scores are computed in float32, whatever the type of queries and keys
     return torch.get_num_threads() * rows * (columns + 2 + width) * 4
 
 

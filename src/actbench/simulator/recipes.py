@@ -164,6 +164,7 @@ class Twin(NamedTuple):
                 source = given[self.source]
                 offset = source.storage_offset() + self.first + before
                 bare.set_(source.untyped_storage(), offset, self.shape, self.stride)
+        # as in FakeTensor.__new__: a meta tensor that dispatches as one of the device, with no pointer to hand out
         made = _make_subclass(FakeTensor, bare, False, dispatch_device=True, device_for_backend_keys=self.device)
         if mode._allow_unsafe_data_ptr_access:
             _internals._set_warn_deprecated_on_mutable_data_ptr(made)

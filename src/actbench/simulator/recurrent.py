@@ -138,6 +138,7 @@ def _layers(name: str, mode: int) -> Callable[..., Any]:
         flat = weights[0].detach()  # torch keeps all weights in one tensor, and this stands for it
         shape = (mode, hx.shape[2], 0, layers, batch_first)
         options: tuple[Any, ...] = (*shape, dropout, train, bidirectional, [*batch_sizes], None)
+        # the weights of a layer and direction: two matrices, and with biases two vectors
         outputs = FORWARD.default(x, weights, 4 if has_biases else 2, flat, hx, cx, *options)
         return tuple(outputs[: 2 if cx is None else 3])
 
@@ -182,6 +183,7 @@ def _of_forward(args: Sequence[Any]) -> Sequence[Any]:
 def _recurrence(args: Sequence[Any]) -> Recurrence:
     """Return what decides the bytes, from the arguments of ``_cudnn_rnn``."""
     x, weights, _, _, _, _, mode, hidden, _, layers, batch_first, dropout, train, bidirectional, sizes = args[:15]
+    # cuDNN pads packed sequences: it is asked for as many steps and rows as the longest and the first have
     if sizes:
         steps, rows, positions = len(sizes), sizes[0], sum(sizes)
     else:

@@ -81,6 +81,7 @@ class Pools:
     def allocate(self, stream: str, name: int, amount: int) -> bool:
         """Return whether a request is served; where the device is full, all streams give back what is wholly free."""
         pool = self.of(stream)
+        # all streams share the memory of one device: a pool may grow by what the others leave
         pool.limit_bytes = self.limit_bytes - self.reserved_bytes + pool.reserved_bytes
         try:
             pool.allocate(name, amount)

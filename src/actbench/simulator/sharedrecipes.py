@@ -68,6 +68,7 @@ class SharedRecipes:
     @contextmanager
     def _locked(self, kind: int) -> Iterator[int]:
         """Lock the file, and yield the bytes of its parts."""
+        # lockf locks for a process; flock would lock for the open file, which forked processes share
         fcntl.lockf(self._file, kind)
         try:
             written = os.pread(self._file, _LENGTH.size, 0)

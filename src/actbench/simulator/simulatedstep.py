@@ -195,6 +195,7 @@ def _between(first: Mapping[int, int], then: Mapping[int, int]) -> Sequence[Even
     """Return events that turn one set of storages into another; frees come first."""
     freed = [(name, 0) for name in first if name not in then]
     changed = [(name, amount) for name, amount in then.items() if first.get(name, 0) != amount]
+    # what shrinks comes before what grows, so that nothing on the way is a peak
     return [*freed, *sorted(changed, key=lambda event: event[1] - first.get(event[0], 0))]
 
 

@@ -73,6 +73,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         workspaces: Names of the workspaces that stay.
     """
 
+    # without it torch refuses higher-order operators, such as flex attention, under a mode
     supports_higher_order_operators = True
     real_form: Callable[[Any], Callable[..., Any] | None] = staticmethod(lambda func: None)
     """Tells the real form of a custom operator, which is run on the card in its place."""
@@ -140,8 +141,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].device
         result = func(*args, **(kwargs or {}))
         if func in OF_MATRICES:
+            # the id is -1 outside of backward passes
             in_backward = torch._C._current_graph_task_id() >= 0
             self._keep(self._workspaces.kept_by(func, args, kwargs or {}, result, in_backward=in_backward))
+        # before the storage is counted, which it resizes
         untold.leave(func, args, result)
         if self._observe is not None:
             self._observe(func, args, kwargs or {}, result)
@@ -260,6 +263,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         previous = before.names
         for first in (*firsts, begun.names):
             for name, amount in events:
+                # names of before the first micro-batch are of what all of them share
                 shift = first - begun.names if name >= begun.names else previous - before.names
                 copies.append((name + shift if name >= before.names else name, amount))
             previous = first
@@ -296,6 +300,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _enter(self, storage: torch.UntypedStorage, func: Any, free: bool) -> None:
         key = id(storage)  # torch keeps one Python object for each storage while it lives
         if key not in self._known:
+            # a weak reference alone: a strong one would keep alive what it is to see die
             self._watched[key] = weakref.ref(storage, lambda _: self._leave(key))
             self._known[key] = (self._name(), 0)
             self._made(self._known[key][0], func)

@@ -75,6 +75,7 @@ class Collective:
             return 0
         if self.kind in ("broadcast", "reduce", "send"):
             return self.total_bytes
+        # a ring's all-reduce is a reduce-scatter and an all-gather, in each of which a process sends (n - 1) / n
         rounds = 2 if self.kind == "all-reduce" else 1
         return -(-rounds * (size - 1) * self.total_bytes // size)
 
@@ -98,6 +99,7 @@ def collective_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], r
 def _group(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> distributed.ProcessGroup:
     named = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | dict(kwargs)
     found: Any = named["group_name"] if "group_name" in named else named["process_group"]
+    # operators of _c10d_functional have the group's name, those of c10d the group, boxed as a script object
     if isinstance(found, str):
         return _resolve_process_group(GroupName(found))
     return distributed.ProcessGroup.unbox(found) if isinstance(found, ScriptObject) else found

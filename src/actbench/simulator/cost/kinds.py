@@ -66,6 +66,7 @@ def kind_of(func: Any, name: str, args: tuple[Any, ...]) -> Kind | None:
         return "optimizer"
     kind = _kinds().get(name)
     if kind == "convolution":
+        # places by aten's schemas; a convolution's gradients put the output's gradient in front, and the bias's sizes
         if name == "convolution":
             return _kind_of_convolution(args[1], args[8])
         return _kind_of_gradients(args[1], args[2], args[9])

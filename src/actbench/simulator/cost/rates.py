@@ -157,6 +157,7 @@ def rates(table: Mapping[str, Any]) -> Rates:
     """Return the rates that a table of a device names in TFLOP/s, GB/s and microseconds."""
     flops = {name: table[name] * _TERA * table.get("sustained", 1.0) for name in PRECISIONS if table.get(name)}
     link = table["link"]
+    # devices without links of their own send over the bus to the host
     links = Links((table.get("peer") or link) * _GIGA, table["network"] * _GIGA, table["devices"])
     capability = table.get("compute_capability")
     return Rates(
