@@ -49,6 +49,7 @@ def believed(counters: Counters, note: Callable[[str], None] = lambda text: None
     selected = streams.Selected(counters.devices)
     generators = tuple(card_generator(index) for index in range(counters.devices))
     with ExitStack() as stack:
+        # entered first, so that it comes last: no answer that was given inside may outlive the block
         stack.callback(_forget_answers)
         patches = stack.enter_context(Patches())
         # a run that has seen enough ends anywhere
@@ -83,6 +84,7 @@ def _believe_in_state(patches: Patches, counters: Counters, generators: tuple[Ca
     cuda = torch.cuda
     patches.replace(
         cuda,
+        # torch.cuda._lazy_init would call the driver
         _initialized=True,
         _cached_device_count=counters.devices,
         _is_in_bad_fork=lambda: False,
@@ -93,6 +95,7 @@ def _believe_in_state(patches: Patches, counters: Counters, generators: tuple[Ca
         _check_bf16_tensor_supported=lambda device: True,
         default_generators=generators,
     )
+    # set, not replaced: torch has the name only once _lazy_init has run (torch/cuda/__init__.py)
     patches.set(cuda, "_get_device_properties", driver.properties_of(counters))
     patches.replace(torch.accelerator, get_device_capability=driver.supported_dtypes(counters))
     if torch.version.cuda is None:

@@ -88,6 +88,7 @@ def views(flat: Tensor, members: Sequence[nn.Parameter]) -> list[Tensor]:
     """Return the part of each parameter in a flat tensor, with its strides where it has no gaps."""
     found, offset = [], 0
     for each in members:
+        # on the meta device: the strides are asked for, not memory
         found.append(flat.as_strided(each.shape, torch.empty_like(each, device="meta").stride(), offset))
         offset += each.numel()
     return found
@@ -168,6 +169,7 @@ class Reducer:
         self._reducing, self._finalizing = True, False
 
     def _told_of(self, index: int) -> Callable[[Tensor], None]:
+        # the hook lives as long as the parameter, which must not keep the reducer and its buckets
         own = weakref.ref(self)
 
         def made(_: Tensor) -> None:
@@ -202,12 +204,14 @@ class Reducer:
         parameter = self._params[index]
         bucket, view = self._places[index]
         gradient = parameter.grad
+        # torch divides before it adds up, unless a hook for communication does both
         share = 1 if self._hook else 1 / self._group.size()
         if gradient is None:
             view.zero_()
         elif gradient.untyped_storage() is view.untyped_storage():
             view.mul_(share)
         else:
+            # one operator without a temporary, as mark_variable_ready_dense of torch's reducer.cpp
             torch.mul(gradient, share, out=view) if share != 1 else view.copy_(gradient)
             if self._as_view:
                 parameter.grad = view
@@ -275,6 +279,7 @@ class Reducer:
 
     def _rebuild_buckets(self) -> bool:
         """Make buckets anew, by the order of gradients in the first backward pass; return whether it did."""
+        # should_rebuild_buckets of torch's reducer.hpp
         if self._rebuilt or len(self._order) < len(self._params) or (self._find_unused and not self._static):
             return False
         ordered = [self._params[index] for index in self._order]

@@ -79,6 +79,7 @@ def define(
     name = schema.partition("(")[0]
 
     def made(contract: Callable[P, R]) -> Callable[P, R]:
+        # see docs/decisions/0006
         library.define(schema, tags=(*tags, torch.Tag.needs_exact_strides))  # type: ignore[no-untyped-call]
         by_key = _filling(contract, implementation) if isinstance(implementation, Kernels) else implementation
         for key, function in by_key.items():
@@ -198,6 +199,7 @@ def advise(tensor: Tensor) -> bool:
     call = _madvise()
     if call is None:
         return False
+    # madvise takes whole pages, and the first and the last may be shared with others
     start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (tensor.data_ptr() + tensor.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
     return call(start, length, mmap.MADV_HUGEPAGE) == 0

@@ -98,6 +98,7 @@ def launch(stem: str, kernel: str, macros: Macros, threads: int, *arguments: Ten
         return
     first: Any = arguments[0]
     device = first.get_device()
+    # the names of the macros follow from source and kernel
     key = (stem, kernel, device, *macros.values())
     launcher = _launchers.get(key)
     if launcher is None:

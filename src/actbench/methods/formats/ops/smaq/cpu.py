@@ -112,6 +112,7 @@ def write_block(
     if stochastic:
         for unit in range((count + 31) // 32):
             fill_noise(state, first // 32 + unit, 1, work.noise[32 * unit : 32 * unit + 32])
+    # codes that the block does not have are bits of the stream, and zero
     work.eights[(count - 1) // 8] = np.uint64(0)
     quantize(d, keys, cut, header[1:], bits, work.noise, codes, rests)
     copy(header.view(np.uint8), packed[:HEADER_BYTES])

@@ -38,6 +38,7 @@ def mean_of(values: np.ndarray, block: int, sums: np.ndarray) -> int:
                 sums[half * part + i] = np.float32(low + sums[2 * half * part + half + i])
         half //= 2
     for i in range(thirty_twos):
+        # a power of two is exact, and no sum over a block overflows after it
         sums[i] = np.float32(sums[i] * np.float32(1 / 1024))
     half = thirty_twos // 2
     while half > 0:

@@ -37,6 +37,7 @@ def uniform(seed: Tensor, rows: int, size: int) -> Tensor:
 
 def distinct(seed: Tensor, rows: int, size: int) -> Tensor:
     """Return ``size`` different rows in random order: (size,) int64. Sorts a word per row, 24 bytes a row meanwhile."""
+    # stable, so that words which are equal come in one order on every device
     return random_words(seed, 0, rows).argsort(stable=True)[:size]
 
 
@@ -106,6 +107,7 @@ def winners(ascending: Tensor, size: int) -> Tensor:
 
 def _by_norm(norms: Tensor, seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
     upto = norms.cumsum(0)
+    # a fraction may round up to the total, behind the last row
     drawn = _drawn(upto, upto[-1:], seed, size).clamp(max=len(norms) - 1)
     return drawn, _weights(upto[-1:] / size, norms[drawn])
 

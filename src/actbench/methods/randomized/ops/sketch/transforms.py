@@ -57,6 +57,7 @@ def project(matrix: Tensor, seed: Tensor, size: int, kind: sketch.Kind) -> Tenso
     for first in starts if traced() else few_for_all(starts, of=matrix):
         made = _piece(matrix[first : first + step], seed, first, size, kind, factor, halves)
         total = made if total is None else total.add_(made)
+        # else the piece would be alive beside the next
         del made
     return matrix.new_zeros(size, columns, dtype=dtype) if total is None else total
 
