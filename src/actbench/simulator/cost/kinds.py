@@ -70,7 +70,7 @@ def kind_of(func: Any, name: str, args: tuple[Any, ...]) -> Kind | None:
         if name == "convolution":
             return _kind_of_convolution(args[1], args[8])
         return _kind_of_gradients(args[1], args[2], args[9])
-    if kind is None and _is_pointwise(func):
+    if kind is None and torch.Tag.pointwise in func.tags:
         return "elementwise"
     return kind
 
@@ -78,11 +78,6 @@ def kind_of(func: Any, name: str, args: tuple[Any, ...]) -> Kind | None:
 def has_channels_last(tensor: Tensor) -> bool:
     """Return whether torch takes a tensor as one with its channels last, as it chooses kernels by."""
     return tensor.dim() > 3 and suggest_memory_format(tensor) is not torch.contiguous_format
-
-
-def _is_pointwise(func: Any) -> bool:
-    """Return what torch says of an operator; of one that works in place the same as of the other."""
-    return any(str(tag) == "pointwise" or getattr(tag, "name", "") == "pointwise" for tag in func.tags)
 
 
 _GROUPS_AT_ONCE = 32
