@@ -197,6 +197,7 @@ class _Giving(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, choice: _Choice, given: list[tuple[_Result, Any] | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        # turned round, so that the first result is the first to be popped
         self._choice, self._given = choice, given[::-1]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -208,6 +208,7 @@ def replace_activations(model: nn.Module, stand_in: StandIn, kept: Mapping[nn.Mo
     Raises:
         ConversionError: A module is compiled by itself, so that converting its activations would do nothing.
     """
+    # code of the same class may compute something else than at the last conversion
     computed.forget()
     like, kept = next(model.parameters(), None), kept or {}
     sites: list[Site] = []

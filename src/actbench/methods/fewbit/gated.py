@@ -118,6 +118,7 @@ def inversion(function: str) -> Inversion:
     reach = math.sqrt(_FAR_RIGHT / 2 - least)
     on_right = _root(lambda x: value(x) - (least + (reach * steps) ** 2), start, right_end)
     left, right = slope(on_left), slope(on_right)
+    # exact values, in place of what bisection leaves of them
     left[0] = right[0] = left[-1] = 0.0
     return Inversion(function, turn, least, tuple(left.tolist()), tuple(right.tolist()), reach)
 

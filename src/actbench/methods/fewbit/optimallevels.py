@@ -83,6 +83,7 @@ def _cut(moments: Array, count: int) -> NDArray[np.int64]:
     best = cost[:, 0].copy()
     total = np.empty_like(cost)
     cuts = []
+    # one more segment each time: the best cost up to each edge, over all places of the last cut
     for _ in range(count - 1):
         np.add(cost, best, out=total)
         cuts.append(total.argmin(1))

@@ -56,6 +56,7 @@ class RmsNorm(torch.autograd.Function):
         y: Tensor
         ctx.kernel = None
         if runs_triton(x):
+            # no offset of the weight; "llama" casts the root to float32, and nothing else, as Llama's norm does
             y, rows, rstd, *ctx.kernel = kernels("rms_norm").rms_norm_forward(rows, weight, eps, 0.0, "llama", None)
         else:
             y = torch.empty_like(rows)

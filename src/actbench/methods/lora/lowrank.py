@@ -180,6 +180,7 @@ def adapt(module: nn.Module, targets: Targets, scheme: str, adapter: Adapter, dt
     """
     peft = _peft(scheme)
     whole = "" not in targets.adapted
+    # peft replaces children, so that a model which is a linear layer itself needs a parent
     held = module if whole else nn.Sequential(module)
     paths = targets.adapted if whole else ("0",)
     fake = next((p.fake_mode for p in module.parameters() if isinstance(p, FakeTensor)), None)
@@ -196,6 +197,7 @@ def adapt(module: nn.Module, targets: Targets, scheme: str, adapter: Adapter, dt
         if path in targets.adapted:
             _settle(held.get_submodule(path or "0"), layer, dtype, fake)
     for path in targets.saved:
+        # peft's wrapper of a copied module is in training mode, whatever the module was
         held.get_submodule(path).train(held.get_submodule(f"{path}.original_module").training)
     adapter.freeze(held)
     if not whole:
@@ -264,6 +266,7 @@ def base_state_dict(model: nn.Module) -> dict[str, Tensor]:
         owner, *_ = re.split(r"\.packed_weight[._]\d+$", key)
         if owner in packed:
             found.setdefault(_plain(f"{owner}.weight"), packed[owner].weight)
+        # what adapters added, and what was trained whole beside its frozen original
         elif not re.search(r"\.((lora|vera|lokr)_\w+|modules_to_save)\.", f".{key}"):
             found[_plain(key)] = tensor
     return found

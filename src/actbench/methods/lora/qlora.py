@@ -130,6 +130,7 @@ class QLora(Lora):
         if self.weights in ("gptq", "awq"):
             encoding = encoding.model_copy(update={"group_size": self.group})
         for part in lowrank.adapters(model):
+            # peft looks both up on the layer, where an attribute of the object goes before its class
             vars(part).update(merge=lowrank.refuse_merging, _cast_input_dtype=_cast_outside_autocast)
         flat = FLAT_PARTS[self.weights] if self.storage == "model" else None
 

@@ -32,6 +32,7 @@ class _Head(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, source: Source) -> Tensor:
         ctx.save_for_backward(hidden, weight)
         ctx.set_materialize_grads(False)  # zeros for a gradient that nobody has would be as large as the logits
+        # weak: an attribute of a node is not freed after the backward pass, as its saved tensors are
         ctx.source, ctx.dtypes = weakref.ref(source), dtypes_of(hidden, weight, bias)
         ctx.dtype = source.dtype
         return Logits.of(Recipe.of(source))
@@ -109,4 +110,5 @@ class DeferredHead(ReboundForward):
         self.losses += 1
         if reduction == "mean":
             amount = amount / (target != ignore_index).sum()
+        # autocast computes cross entropy in float32, and leaves it so
         return amount if torch.is_autocast_enabled(logits.device.type) else amount.to(logits.dtype)

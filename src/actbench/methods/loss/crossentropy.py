@@ -80,6 +80,7 @@ class Loss:
             if to_rows is not None:
                 to_rows[first : first + len(x)] = found @ matrix
             if to_weight is not None and to_weight.dtype == found.dtype:
+                # without a temporary as large as the weight
                 to_weight.addmm_(found.T, x)
             elif to_weight is not None:
                 to_weight += found.T @ x
@@ -225,6 +226,7 @@ def less_target(finished: Tensor, target: Tensor, how: How, gradient: Tensor) ->
     slopes = torch.softmax(finished.to(wide(finished.dtype)), -1)
     ignored = (target == how.ignore_index)[:, None]
     predicted = target[:, None].masked_fill(ignored, 0)
+    # the target has 1 - smoothing, and then every class smoothing / classes
     slopes.scatter_add_(1, predicted, slopes.new_full((), how.smoothing - 1).expand_as(predicted))
     if how.smoothing:
         slopes.sub_(how.smoothing / slopes.shape[1])

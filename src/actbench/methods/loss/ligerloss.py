@@ -95,6 +95,7 @@ def _by_kernels(x: Any, w: Any, b: Tensor | None, target: Tensor, how: How, need
 
 def piece_rows(rows: int, width: int, classes: int) -> int:
     """Return the rows of one piece by Liger's rule: its logits have about as many elements as the input of the head."""
+    # fused_linear_cross_entropy_forward of liger_kernel: pieces of the next power of two of rows
     pieces = -(-classes // width)
     least = -(-rows // pieces)
     return min(rows, 1 << max(0, least - 1).bit_length())

@@ -49,6 +49,7 @@ class Cast(Step):
 
     def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: Recipe) -> bool:
         """Return whether an operator casts the gradient back."""
+        # whatever the operator is told must agree with this, and it must be told a type
         wanted = {"dtype": recipe.before.dtype, "layout": torch.strided, "device": recipe.device}
         return func is aten._to_copy.default and wanted == wanted | kwargs and "dtype" in kwargs
 

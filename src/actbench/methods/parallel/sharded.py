@@ -58,6 +58,7 @@ class ShardedModel:
         units = [unit for unit in units if unit is not module]
         try:
             with mode_of(module) or nullcontext():  # what it makes beside shares of fake parameters is fake, too
+                # blocks first: fully_shard of the model takes what is in no unit yet
                 for unit in units:
                     fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=placed)
                 self.root: FSDPModule = fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=placed)

@@ -61,6 +61,7 @@ class TiledForward(ReboundForward):
         savedtensors.left(x, "goes into an MLP that runs in pieces")
         # The input may have no graph while the parameters have one.
         kept = _Kept.apply(x, torch.empty(0, requires_grad=True))
+        # trained tensors are arguments, so that autograd takes their gradients from this node
         return _Pieces.apply(kept, run, x.requires_grad, *trained)
 
 

@@ -88,6 +88,7 @@ def _operators(module: nn.Module, x: Tensor) -> list[Any]:
     watch = _Watch(x)
     with torch.no_grad(), in_place_of(module, twins), _as_in_training(module):
         with watch:
+            # not by its call: hooks of others would see tensors without values
             found = module.forward(x)
         if any(each._version != version for each, version in versions):
             raise _MixedError("it changes its input, a parameter or a buffer in place")
@@ -156,6 +157,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(tensor.requires_grad for tensor in given):
             raise _MixedError("it reads a tensor with a gradient that is none of its parameters")
         name = func._schema.name.removeprefix("aten::")
+        # the sizes that views are given follow from the length in any case
         if name not in _VIEWS:
             self.calls.append((func, [leaf for leaf in leaves if not isinstance(leaf, Tensor)]))
         found = func(*args, **kwargs)

@@ -157,7 +157,9 @@ def _base(codes: Codes, left: Flags, half: int, choice: BaseChoice, draws: Count
         lowest = np.where(left, codes, _TOP).min(1)
         return np.asarray(np.minimum(lowest + half, _TOP), np.int16)
     order = left.cumsum(1)
+    # numbers of 32 bits, as fractions of the codes that are left
     rank = (draws * order[:, -1]) >> 32 if choice == "random" else np.zeros(len(codes), np.int64)
+    # of truth values argmax returns the first that is true
     return np.asarray(codes[np.arange(len(codes)), (order > rank[:, None]).argmax(1)])
 
 

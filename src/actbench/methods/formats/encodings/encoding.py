@@ -176,6 +176,7 @@ class FloatFormat:
 
     def stochastic(self, x: Tensor, seed: Tensor) -> Tensor:
         """Round float32 x of any shape so that the mean over seeds is x, for subnormal numbers too."""
+        # the fraction of frexp lies from 1/2 to 1, that of a float from 1 to 2
         exponent = torch.frexp(x).exponent - 1
         quantum = torch.ldexp(torch.ones_like(x), exponent.clamp(min=self.least_exponent) - self.fraction_bits)
         return (stochastic(x / quantum, seed) * quantum).to(self.dtype)

@@ -56,6 +56,7 @@ def local_gradient(parameter: Tensor) -> Tensor:
 def first_of(parameter: Tensor) -> int:
     """Return the index, in the whole parameter, of the first element that this process holds."""
     rows, of, rank = _cut(parameter)
+    # DTensor cuts as torch.chunk does: all processes but the last have the quotient rounded up
     return min(rows, rank * -(-rows // of)) * parameter.shape[1:].numel()
 
 
@@ -165,8 +166,10 @@ def _spread(local: Tensor, parameter: DTensor, shape: torch.Size) -> Tensor:
 def _on_mesh(local: Tensor, parameter: DTensor, shape: torch.Size) -> DTensor:
     from torch.distributed.tensor import DTensor
 
+    # of the whole parameter, which DTensor cannot know from a part
     stride = torch.empty(shape, device="meta").stride()
     mesh, placements = parameter.device_mesh, parameter.placements
+    # without the check, which is a collective
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 

@@ -85,6 +85,7 @@ class SharedEmbedding(ReboundForward):
         module: Any = self.module
         places = input - self._first
         others = (places < 0) | (places >= module.num_embeddings)
+        # any row will do for words of other processes, since it is replaced by zeros
         found: Tensor = self.inner(module, places.masked_fill(others, 0))
         return across.summed(found.masked_fill(others[..., None], 0), self._ranks)
 
