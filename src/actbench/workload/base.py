@@ -132,6 +132,7 @@ def tokens(batch_size: int, length: int, vocabulary: int, excluded: Iterable[int
 def masked_labels(ids: Tensor, random: torch.Generator) -> Tensor:
     """Return labels ``(batch, length)`` int64: 15 % of the ids and the first of each row, the rest ignored."""
     kept = torch.rand(ids.shape, generator=random) < MASKED_SHARE
+    # a row without a label would have a mean over nothing, which is NaN
     kept[:, 0] = True
     return torch.where(kept, ids, IGNORED_LABEL)
 

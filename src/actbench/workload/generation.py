@@ -92,6 +92,7 @@ class GenerationStep(TrainStep):
     def _pass(self, ids: Tensor) -> None:
         with torch.no_grad(), self.setup.autocast(), full_rows(self.batch), values_read(self.setup.module):
             found = self.setup.module(input_ids=ids, past_key_values=self._cache, use_cache=True, **self._options)
+            # as GenerationMixin._sample of transformers: a copy in float32, so that the logits of the prompt are freed
             scores = found.logits[:, -1].to(copy=True, dtype=torch.float32)
             self._ids = torch.cat([self._ids, scores.argmax(-1, keepdim=True)], dim=-1)
         self.around_cache(self._held())
@@ -147,6 +148,7 @@ def _longer(held: Any, more: int, window: int | None) -> Any:
     if not isinstance(held, Tensor) or held.dim() < 3:
         return held
     length = held.shape[-2] + more
+    # a sliding layer of transformers keeps window - 1 tokens, which the next one joins
     if window is not None and held.shape[-2] >= window - 1:
         return held
     shape = [*held.shape[:-2], length if window is None else min(length, window), held.shape[-1]]

@@ -174,6 +174,7 @@ class HuggingFaceWorkload(base.Workload):
                 state_dict=folder.read_tensors(files),
                 attn_implementation=self._asked(attention),
                 dtype=self._dtype,
+                # what does not fit is reported, and then refused in words of ours
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )

@@ -166,6 +166,7 @@ def is_own(spec: str) -> bool:
 
 def _split_changes(spec: str) -> tuple[str, dict[str, Any]]:
     head, at, tail = spec.rpartition("@")
+    # a path may hold an @ of its own
     if not at or ("=" not in tail and os.path.exists(spec)):
         return spec, {}
     changes: dict[str, Any] = {}

@@ -202,6 +202,7 @@ class TorchvisionWorkload(base.Workload):
         if not file.exists() and (folder.offline() or not folder.reachable(weights.url)):
             return self._without_weights(f"{weights.url} does not answer and nothing is cached at {file}")
         try:
+            # without some blocks the file has more than the model takes
             module.load_state_dict(_read(weights.url), strict=not self._left_out)
         except (RuntimeError, OSError, EOFError, UnpicklingError) as error:
             problem = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
