@@ -115,6 +115,7 @@ class ReboundForward:
     @property
     def __signature__(self) -> inspect.Signature:
         """The signature of the earlier forward; trainers choose a batch's columns by it."""
+        # bound to the module, so that the signature begins behind self
         before = self._before or getattr(type(self.module).forward, "__get__")(self.module)  # noqa: B009
         return inspect.signature(before)
 

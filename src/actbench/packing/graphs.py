@@ -15,6 +15,7 @@ def nodes_of(*losses: Tensor) -> list[Node]:
         if node is not None and node not in found:
             found.add(node)
             waiting += [following for following, _ in node.next_functions]
+    # nodes are numbered in the order in which they are made
     return sorted(found, key=lambda node: node._sequence_nr())
 
 

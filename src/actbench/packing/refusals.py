@@ -47,6 +47,7 @@ def check_module(module: object, what: str) -> None:
         if len(held) >= _DEEPEST:
             where = f"{type(module).__name__} nests modules more than {_DEEPEST} deep"
             raise ModelError(f"this {where}: build it of fewer modules inside each other, which torch can walk")
+        # a module in many places is walked through once: else the time would grow as a power of two
         if id(child) not in done:
             inside.append(iter(child.named_children()))
             paths.append(path)

@@ -154,6 +154,7 @@ def swap(model: nn.Module, rule: Rule) -> nn.Module:
     unbind_entries(model)  # an entry belongs to the module that it is bound on
     swapped, changes = model, list[_Change]()
     try:
+        # nothing is changed until the whole walk has raised no error
         swapped = _visit(model, "", rule, {}, changes)
         for parent, name, child in changes:
             parent._modules[name] = child

@@ -68,6 +68,7 @@ class ByStorage(Generic[Value]):
 
         def forget(reference: Any) -> None:
             entries = getattr(table(), "_entries", {})
+            # another storage may have got the address, and the entry, meanwhile
             if entries.get(reference.key, (None,))[0] is reference:
                 del entries[reference.key]
 

@@ -185,6 +185,7 @@ def bind_entries(model: nn.Module) -> None:
     unbind_entries(model)  # an earlier scheme may have bound some
     for root, wrappers in _wrapped(model):
         for path, part in root.named_modules():
+            # the front one is bound last, so that it is in front here too
             for wrapper in reversed(wrappers) if path else ():
                 Entry(part, path, wrapper).bind()
 
