@@ -160,6 +160,7 @@ def _sent(sites: Iterable[SiteState]) -> _Seen | None:
         return None
     shares = [_Share(site, cost.numel(), _elements(site, costs)) for site, cost in costs.items()]
     device = next(iter(costs.values())).device
+    # one tensor, and so one copy to the host
     together = torch.cat([cost.to(device, non_blocking=True).reshape(-1) for cost in costs.values()])
     return _Seen(shares, to_host(together), _recorded(device))
 

@@ -103,6 +103,7 @@ class BatchNormalization(torch.autograd.Function):
         ctx.dtypes = dtypes_of(x, weight, bias)
         for_x, for_weight, _ = ctx.needs_input_grad[:3]
         packed = layer.packer.pack(x, layer.site) if for_weight or (for_x and training) else None
+        # the operator behind F.batch_norm, which also says which backend ran and what that one keeps
         output, mean, invstd, reserve, ctx.backend = torch._batch_norm_impl_index(
             x, weight, bias, mean_now, variance_now, training, momentum, layer.eps, torch.backends.cudnn.enabled
         )
@@ -139,6 +140,7 @@ def _at_once(ctx: Any, grad: Tensor, saved: SavedInput, others: Any) -> Any:
 def _in_pieces(ctx: Any, grad: Tensor, saved: SavedInput, others: Any) -> tuple[Tensor | None, ...]:
     weight, running_mean, running_var, mean, invstd, _ = others
     if not ctx.training:
+        # the operator returned no statistics: in evaluation the running ones are used
         wide_var = running_var.to(wide(running_var.dtype))
         mean, invstd = running_mean, (wide_var + ctx.eps).rsqrt()
     statistics = Statistics(mean, invstd, weight)
@@ -243,6 +245,7 @@ class SyncBatchNormalization(torch.autograd.Function):
             found[1:] = sum_dy_deviation * invstd if for_weight else None, sum_dy if for_bias else None
             if for_x:
                 both = torch.stack([sum_dy, sum_dy_deviation])
+                # both sums at once, as torch's SyncBatchNorm does
                 distributed.all_reduce(both, group=ctx.group)
                 found[0] = input_gradient(saved, grad, statistics, *(both / counts.sum()))
         return *cast_all(found, ctx.dtypes), None, None

@@ -64,6 +64,7 @@ class NoisyDropout(torch.autograd.Function):
         codes = packed(noise != 0, 1, ctx.order)
         savedtensors.packed(noise, codes)
         ctx.save_for_backward(codes)
+        # drawn and divided in two steps, as in aten/src/ATen/native/Dropout.cpp, for the same bits
         noise.div_(1 - p)
         if inplace:
             ctx.mark_dirty(x)
