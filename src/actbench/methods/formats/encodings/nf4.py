@@ -88,7 +88,7 @@ class Nf4(Encoding):
             # a group of zeros has no largest magnitude to divide by
             shares = grouped / torch.where(largest > 0, largest, 1.0)[:, None]
             # int32 takes half the memory of the int64 that it would be
-            nearest = torch.bucketize(shares, between, out_int32=True).clamp_(max=15).to(torch.uint8)
+            nearest = torch.bucketize(shares, between, out_int32=True).to(torch.uint8)
             codes[first // 2 : (last + 1) // 2] = bitpack.pack_codes(nearest.view(-1)[: last - first], 4)
         if not self.double_quantization:
             return codes, scales.view(torch.int32)
