@@ -89,9 +89,11 @@ def _believe_in_state(patches: Patches, counters: Counters, generators: tuple[Ca
         _cached_device_count=counters.devices,
         _is_in_bad_fork=lambda: False,
         _cudart=driver.Runtime(counters),
+        # torch.cuda took these from torch._C when it was imported
         _exchange_device=torch._C._cuda_exchangeDevice,
         _maybe_exchange_device=torch._C._cuda_maybeExchangeDevice,
         _CudaDeviceProperties=DeviceProperties,
+        # torch would make a tensor on the card to find out
         _check_bf16_tensor_supported=lambda device: True,
         default_generators=generators,
     )
@@ -108,6 +110,7 @@ def _believe_in_classes(patches: Patches) -> None:
     patches.replace(torch, Stream=streams.Stream, Event=streams.Event, Generator=Generator)
     for module in (torch.cuda, torch.cuda.streams):
         patches.replace(module, Stream=streams.Stream, ExternalStream=streams.ExternalStream, Event=streams.CudaEvent)
+    # this module too took the function from torch._C when it was imported
     patches.replace(torch.cuda.graphs, _cuda_isCurrentStreamCapturing=torch._C._cuda_isCurrentStreamCapturing)
     patches.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
     for name in ("CUDAGraph", "graph", "make_graphed_callables"):

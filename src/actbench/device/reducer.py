@@ -181,9 +181,11 @@ class Reducer:
 
     def _autograd_hook(self, index: int) -> None:
         """Take the gradient that a parameter has now."""
+        # no_sync() lets no forward pass prepare for averaging
         if not self._reducing:
             return
         if not self._finalizing:
+            # as mark_variable_ready of torch's reducer.cpp: it runs when the engine has run all nodes
             Variable._execution_engine.queue_callback(self._finish)
             self._finalizing = True
         self._ready[index] += 1

@@ -77,6 +77,7 @@ class Stream(_Stream):  # type: ignore[misc]
 
     def __new__(cls, device: Any = None, priority: int = 0, *, stream_ptr: int | None = None, **known: int) -> Any:
         """Return a new stream on a card, or the one with the number ``stream_id`` on the card ``device_index``."""
+        # a stream of CUDA would ask the driver
         stream = super().__new__(cls, device="cpu")
         number = stream_ptr if stream_ptr is not None else known.get("stream_id")
         stream._number = id(stream) if number is None else number  # a handle is an address with CUDA too
@@ -185,6 +186,7 @@ class Event(_Event):  # type: ignore[misc]
 
     def __new__(cls, device: Any = None, enable_timing: bool = False, *_: Any, **__: Any) -> Any:
         """Return an event that is not recorded yet; it may ``enable_timing``."""
+        # an event of CUDA would ask the driver
         event = super().__new__(cls, device="cpu")
         event._index = _index_of(device)
         event._seconds = None

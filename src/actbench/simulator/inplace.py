@@ -92,4 +92,5 @@ def _can_be_added_to(gradient: Any) -> bool:
     """Return whether autograd would add to a gradient in place; a view has a base, which refers to it too."""
     if not isinstance(gradient, Tensor) or gradient._is_view():
         return False
+    # as can_accumulate_inplace of torch/csrc/autograd/input_buffer.cpp
     return gradient.is_contiguous() or is_non_overlapping_and_dense_or_false(gradient)  # the second takes long

@@ -113,6 +113,7 @@ def integers(tensor: Tensor, unknown: str) -> list[int]:
     value = value_of(tensor)
     if value is None:
         raise UntraceableError(unknown)
+    # the value is real, and modes would make what is read of it fake
     with _disabled():
         return [int(each) for each in value.reshape(-1)]
 

@@ -100,6 +100,7 @@ def backward_bytes(profile: DeviceProfile, args: Any, result: Any) -> int:
     """Return the bytes of the temporaries of ``_cudnn_rnn_backward``: of the input's gradient, then of the weights'."""
     x, batch_first, wanted = args[0], args[14], args[21]
     hx, cx, output, of_output, of_hy, of_cy = args[4:10]
+    # _cudnn_rnn_backward of aten/src/ATen/native/cudnn/RNN.cpp makes undefined gradients zeros
     zeros = [of for of, given in ((output, of_output), (hx, of_hy), (cx, of_cy)) if given is None and of is not None]
     always = _workspace(profile, _recurrence(_of_forward(args))) + _copied(x, batch_first=batch_first)
     copied = 0 if of_output is None else _copied(of_output, batch_first=batch_first)
@@ -177,6 +178,7 @@ def _check(name: str, x: Tensor, hx: Tensor, cx: Tensor | None) -> None:
 
 def _of_forward(args: Sequence[Any]) -> Sequence[Any]:
     """Return the arguments of ``_cudnn_rnn`` among those of its gradient."""
+    # by the schemas: between them are the outputs and their gradients
     return (*args[:6], *args[10:20])
 
 

@@ -86,6 +86,7 @@ class Pools:
         try:
             pool.allocate(name, amount)
         except OutOfSegments:
+            # release_cached_blocks of CUDACachingAllocator gives back those of all streams
             for other in self._of.values():
                 if other is not pool:
                     other.give_back()

@@ -66,6 +66,7 @@ class MicroPasses:
             if waiting == len(parts) - 1:
                 self._begun.clear()  # a step may be run anew
             self._begun.append(_Begun(parts[-waiting - 1], mark, len(self._recorder.done)))
+            # two in a row, each with the one before, whose storages it may free
             if not self._all_run and len(self._begun) > 3:
                 self._leave_out(*self._begun[-4:])
 
@@ -78,6 +79,7 @@ class MicroPasses:
         """Leave out micro-batches that would repeat what two in a row did; ``begun`` has the beginnings of these."""
         _, first, second, now = begun
         alike = [first.part, now.part, *self._step.waiting]
+        # of those that are alike the first has run, and the one that begins now will
         times = sum(1 for _ in takewhile(lambda part: _form(part) == _form(second.part), alike)) - 2
         if times > 0 and self._did(*begun[:3]) == self._did(*begun[1:]):
             self._step.skip(times)

@@ -163,8 +163,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _composed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run the operators that an operator is composed of; NotImplemented if it is not."""
+        # a mode is off while its own __torch_dispatch__ runs
         with self:
             if isinstance(func, HigherOrderOperator):
+                # torch registers the eager form of higher-order operators under this key
                 return func.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
             form = self.real_form(func)
             if form is not None and any(map(is_on_card, tensors_of((args, kwargs)))):
@@ -325,6 +327,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if before and not storage.nbytes():
             self.events.append((name, 0))
             self._live_bytes -= before
+        # under a new name: a later part of the events must not free what an earlier one did
         if not storage.nbytes() or not before:
             self._known[key] = (self._name(), 0)
         if storage.nbytes():

@@ -92,5 +92,6 @@ def _kind_of_convolution(weight: Tensor, groups: int) -> Kind:
 
 def _kind_of_gradients(x: Tensor, weight: Tensor, groups: int) -> Kind:
     kind = _kind_of_convolution(weight, groups)
+    # fitted on RegNets of timm's tables (docs/decisions/0028)
     is_uneven = weight.element_size() == 2 and groups % _GROUPS_AT_ONCE != 0 and has_channels_last(x)
     return "uneven grouped convolution" if kind == "grouped convolution" and is_uneven else kind

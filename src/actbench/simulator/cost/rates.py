@@ -116,6 +116,7 @@ class Surface:
     @staticmethod
     def _nearness(flops: float, size: float, known_flops: float, known_size: float) -> float:
         distance = math.log(flops / known_flops) ** 2 + math.log(size / known_size) ** 2
+        # Shepard's weights (1968), by the fourth power of the distance
         return 1 / (distance + _NEAREST) ** 2
 
 

@@ -210,6 +210,7 @@ def _reached(kind: Kind | None, precision: Precision, args: tuple[Any, ...], res
     width = weight.shape[1]
     if kind == "grouped convolution":
         return max(1.0, min(width, _WIDEST) / _WIDTH)
+    # fitted on RegNets of timm's tables (docs/decisions/0028)
     passed: float = min(1.0, math.prod(output.shape[2:]) / math.prod(x.shape[2:]))
     return passed * math.sqrt(width / _WIDTH)
 
