@@ -18,8 +18,10 @@ from actbench.errors import UsageError, boundary, check_argument
 Array = NDArray[np.float64]
 
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+# the two approximations of GELU by Hendrycks and Gimpel (arXiv 1606.08415)
 _CUBIC = 0.044715
 _QUICK_SLOPE = 1.702
+# the constants of Klambauer et al. (arXiv 1706.02515), with the digits of torch's kernels
 _SELU_ALPHA = 1.6732632423543772848170429916717
 _SELU_SCALE = 1.0507009873554804934193349852946
 
@@ -280,4 +282,5 @@ def _jumps(derivative: Callable[[Array], Array], x: Array, slopes: Array) -> tup
         high, at_high = np.where(left, middle, high), np.where(left, value, at_high)
     # a slope, however steep, would have lost its rise in 60 halvings
     jumped = np.abs(at_high - at_low) > 0.5 * rise[steep]
+    # + 0.0 makes zero of a negative zero
     return tuple(np.unique(np.round(high[jumped], 12) + 0.0).tolist())

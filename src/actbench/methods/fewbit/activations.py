@@ -109,6 +109,7 @@ def _computed(layer: nn.Module) -> Function | None:
     if type(layer).__module__.startswith(_OURS):
         return None
     found = computed.numbers_of(layer)
+    # what replaces a layer believes its attribute inplace
     if found is None or found.inplace is not bool(getattr(layer, "inplace", False)):
         return None
     bases: list[type[Any]] = [base for base in type(layer).__mro__ if base in _OF or base in _PLAIN]

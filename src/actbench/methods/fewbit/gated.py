@@ -108,6 +108,7 @@ def inversion(function: str) -> Inversion:
         return torch.from_numpy(derivative(x.numpy()))
 
     double = functools.partial(torch.tensor, dtype=torch.float64, device="cpu")
+    # between these the derivative changes its sign once, at the minimum
     turn = float(_root(slope, double([-3.0]), double([0.0])))
     least = float(value(double(turn)))
     steps = torch.linspace(0, 1, _CELLS + 1, dtype=torch.float64, device="cpu")

@@ -128,6 +128,7 @@ def solve(
         function=target.key,
         bits=bits,
         fold=fold,
+        # + 0.0 makes zero of a negative zero
         borders=tuple((np.round(best.borders, _DIGITS) + 0.0).tolist()),
         levels=tuple(best.levels.tolist()),
         error=best.error * (2 if fold else 1),

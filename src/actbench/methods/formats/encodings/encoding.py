@@ -195,4 +195,5 @@ def bf16_stochastic(x: Tensor, seed: Tensor) -> Tensor:
     """
     noise = lanes(seed, x.numel(), 16).to(torch.int32).view(x.shape)
     cut = ((x.view(torch.int32) + noise) & -65536).view(torch.float32)
+    # the low bits of a NaN may be anything: cut off, or carried over, they would leave another number
     return torch.where(x.isfinite(), cut, x).to(torch.bfloat16)

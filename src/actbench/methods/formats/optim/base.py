@@ -134,6 +134,7 @@ class PackedOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
+        # load_state_dict of torch.optim ends with a call of this
         for parameter, value in self.state.items():
             if isinstance(value, Held):
                 self.state[parameter] = value.values
