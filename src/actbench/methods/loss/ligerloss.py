@@ -157,6 +157,7 @@ class _LigerLoss(Loss):
 
     def to_source(self, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
         """Return the gradients of hidden, weight and bias of the layer."""
+        # the gradients were made for this pass alone, unless the graph is kept
         scale = torch.mul if self.again else Tensor.mul_
         rows, *others = (None if each is None else scale(each, self.gradient.to(each.dtype)) for each in self.found)
         return self.unshaped(rows), *others

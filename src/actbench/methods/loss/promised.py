@@ -60,8 +60,10 @@ class Promised(Tensor):
         """Pass everything on to autograd, then to operators."""
         if func is Tensor.__setitem__ and isinstance(args[0], Promised):
             _refuse_writing(args[0].promise)
+        # else the call would come back here
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
+            # behind a leaf there is no function of ours: its gradient would stay without values
             if func in _MAKE_LEAVES and isinstance(args[0], Promised) and args[0].requires_grad and args[0].is_leaf:
                 args[0].register_hook(_computed)  # type: ignore[no-untyped-call]
             return found

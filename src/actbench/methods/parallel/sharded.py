@@ -147,4 +147,5 @@ def on_local_shards(
 
 
 def _local(tensor: Tensor) -> Tensor:
+    # to_local() would run an autograd function
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # at run time it is imported where there are DTensors: it tak
 
 def is_spread(tensor: Any) -> TypeGuard[DTensor]:
     """Return whether a tensor is a DTensor."""
+    # by an attribute of DTensor, whose module takes more than a second to import
     return isinstance(tensor, Tensor) and hasattr(tensor, "device_mesh")
 
 

@@ -14,6 +14,7 @@ from actbench.errors import ConversionError, NothingToConvertError
 Cut = Literal["columns", "rows"]
 """Whether processes share the outputs of a layer (``columns`` of Megatron-LM's matrices) or its inputs (``rows``)."""
 
+# names of transformers (integrations/tensor_parallel.py), but for colwise_of_3, which is ours
 _CUTS: Final[Mapping[str, Cut]] = {"colwise": "columns", "colwise_of_3": "columns", "rowwise": "rows"}
 _UNCUT: Final = "replicated_with_grad_allreduce"
 

@@ -70,6 +70,7 @@ class SharedEmbedding(ReboundForward):
         """Make this the forward of the module, which then knows its own words only."""
         module: Any = self.module
         module.num_embeddings //= self._ranks.size
+        # the word whose row gets no gradient may be one of another process
         if module.padding_idx is not None:
             place = module.padding_idx - self._first
             module.padding_idx = place if 0 <= place < module.num_embeddings else None

@@ -63,6 +63,7 @@ class Work(NamedTuple):
 @inlined
 def workspace() -> Work:
     """Return buffers for any block; their noise rounds to the nearest until it is filled."""
+    # 256 and the half that makes the code the nearest one
     noise = np.full(MOST, 256.5, np.float32)
     d, keys, header = np.empty(MOST, np.float32), np.empty(MOST, np.int16), np.empty(4, np.uint16)
     return Work(
