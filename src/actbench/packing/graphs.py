@@ -24,4 +24,5 @@ def is_reentrant(*losses: Tensor) -> bool:
 
     Such a part first runs without gradients, and has a graph of its own only in the backward pass.
     """
+    # the node of CheckpointFunction in torch/utils/checkpoint.py
     return any(type(node).__name__ == "CheckpointFunctionBackward" for node in nodes_of(*losses))

@@ -130,6 +130,7 @@ def without_hooks(module: nn.Module) -> nn.Module:
 
 
 def _hook_tables(module: nn.Module) -> list[str]:
+    # torch keeps each kind of hooks in an attribute that nn.Module.__init__ makes
     return [name for name in vars(nn.Module()) if "hook" in name]
 
 

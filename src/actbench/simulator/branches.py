@@ -136,6 +136,7 @@ def _selecting(name: str) -> Callable[[Tensor], Tensor]:
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Tensor:
             x, value = ctx.saved_tensors
+            # evenly_distribute_backward of FunctionsManual.cpp; on CUDA it multiplies a mask
             chosen = x == value
             shared = torch.zeros_like(x)
             return shared.masked_fill_(chosen, grad / chosen.sum())

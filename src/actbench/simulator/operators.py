@@ -90,6 +90,7 @@ def attend(
 
 
 def _is_fusable(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    # check_tensor_shapes, check_last_dim_stride_equals_1_dense and others of sdp_utils_cpp.h
     all_four = all(t.dim() == 4 and t.stride(-1) == 1 and t.numel() > 0 for t in (q, k, v))
     return all_four and q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1] == v.shape[1]
 

@@ -172,12 +172,14 @@ def _with_ones(shape: torch.Size, added: list[int]) -> list[int]:
 
 def _sum(args: Any, result: Tensor) -> int:
     """A sum in another dtype is computed from a copy in that dtype; CUDA avoids the copy for half types."""
+    # make_reduction of ATen/native/ReduceOpsUtils.h
     x: Tensor = args[0]
     return 0 if result.dtype == x.dtype else x.numel() * result.element_size()
 
 
 def _sum_on_cuda(processors: Processors, args: Any, result: Tensor) -> int:
     x: Tensor = args[0]
+    # gpu_lowp_to_f32 in make_reduction
     is_half = x.dtype in (torch.float16, torch.bfloat16)
     copied = 0 if is_half and result.dtype == torch.float32 else _sum(args, result)
     asked = args[1] if len(args) > 1 else None
@@ -188,6 +190,7 @@ def _sum_on_cuda(processors: Processors, args: Any, result: Tensor) -> int:
 
 def _safe_softmax(args: Any, result: Tensor) -> int:
     """One byte per score marks minus infinity, and one byte per row marks rows that are all minus infinity."""
+    # masked and masked_rows of _safe_softmax in aten/src/ATen/native/transformers/attention.cpp
     return result.numel() + result.numel() // max(result.shape[-1], 1)
 
 
@@ -215,6 +218,7 @@ def _reduced(args: Any, result: Tensor) -> int:
 
 def _softmax_backward(args: Any, result: Tensor) -> int:
     """The product of the gradient and the output is made before it is summed."""
+    # softmax_backward_cuda_out of aten/src/ATen/native/cuda/SoftMax.cu
     grad, output = args[:2]
     size: int = grad.numel() * max(grad.element_size(), output.element_size())
     return size

@@ -197,6 +197,7 @@ def _objects(classes: int, dtype: torch.dtype, random: torch.Generator) -> dict[
 def _prompted(
     config: Any, batch_size: int, size: tuple[int, int], dtype: torch.dtype, random: torch.Generator
 ) -> dict[str, Tensor]:
+    # the decoder of SAM upsamples the grid of patches twice (SamMaskDecoder of transformers)
     height, width = (4 * edge // config.vision_config.patch_size for edge in size)
     points = torch.rand(batch_size, 1, 1, 2, generator=random) * torch.tensor([size[1], size[0]])
     return {

@@ -77,6 +77,7 @@ class SegmentationWorkload(TorchvisionWorkload):
                 "than one value per channel: take --batch-size 2 or more for each micro-batch"
             )
         output = module(batch["images"])
+        # as references/segmentation/train.py of torchvision, where 255 marks the borders of objects
         losses = {name: F.cross_entropy(scores, batch["labels"], ignore_index=255) for name, scores in output.items()}
         return losses["out"] + AUXILIARY_WEIGHT * losses["aux"] if "aux" in losses else losses["out"]
 

@@ -53,6 +53,7 @@ class GenerationStep(TrainStep):
         super().__init__(setup, batch)
         assert case.generate is not None
         self._case, self._whole, self._passes = case, whole, case.generate - 1
+        # generate of transformers asks for the last logits alone, where the model can give them
         taken = inspect.signature(setup.module.forward).parameters
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
         self.cache_bytes = 0

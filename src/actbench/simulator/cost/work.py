@@ -19,6 +19,7 @@ from actbench.simulator.cost.rates import Precision
 from actbench.simulator.places import is_on_card
 
 _HALVES = (torch.float16, torch.bfloat16)
+# depth_to_max_tensors of MultiTensorApply.cuh, of three lists, in the 4 KB of arguments before CUDA 13
 _LISTED_AT_ONCE = 48
 """Tensors that one kernel of a foreach optimizer works on, by the space for its arguments: between 30 and 110."""
 # of tiles of 16 to 128 channels, 64 was best for RegNets and ResNeXts (docs/decisions/0029)
