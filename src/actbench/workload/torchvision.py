@@ -8,7 +8,7 @@ import inspect
 import io
 import re
 import warnings
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -260,7 +260,8 @@ def _size_option(name: str) -> str | None:
 
 def _read(url: str) -> dict[str, Tensor]:
     """Read weights from torch's cache or the network; ``weights_only`` runs no code."""
-    with redirect_stderr(io.StringIO()):
+    # load_state_dict_from_url says on standard output, where reports go, that it downloads
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         state = torch.hub.load_state_dict_from_url(
             url, map_location="cpu", progress=False, check_hash=True, weights_only=True
         )
