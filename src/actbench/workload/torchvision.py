@@ -47,6 +47,7 @@ def tasks() -> dict[str, Task]:
     """Return the models that actbench can train, by name: classification, then segmentation and detection."""
     found: dict[str, Task] = dict.fromkeys(torchvision_names(), "image-classification")
     found |= dict.fromkeys(models.list_models(module=models.segmentation), "semantic-segmentation")
+    # their targets are key points, which no batch here has
     detection = [name for name in models.list_models(module=models.detection) if not name.startswith("keypoint")]
     return found | dict.fromkeys(detection, "object-detection")
 
@@ -70,6 +71,7 @@ def check_torchvision_name(name: str) -> None:
 def published_weights(name: str) -> tuple[int, Any]:
     """Return the smallest image size (pixels) of published weights, and these weights."""
     published = models.get_model_weights(name)
+    # transforms is a functools.partial of the preset, whose keywords hold the size
     size = {weights: int(weights.transforms.keywords.get("crop_size", USUAL_SIZE)) for weights in published}
     smallest = min(size.values(), default=USUAL_SIZE)
     fitting = [weights for weights in published if size[weights] == smallest]
@@ -189,6 +191,7 @@ class TorchvisionWorkload(base.Workload):
             parent, _, name = path.rpartition(".")
             if not isinstance(module.get_submodule(parent), nn.Sequential):
                 raise ModelError(f"{self.spec}: {path} stands in no row of modules, and cannot be left out")
+            # del of an item would renumber the others (Sequential.__delitem__), and their weights would not be found
             delattr(module.get_submodule(parent), name)
 
     def _load(self, module: nn.Module) -> str:
@@ -252,6 +255,7 @@ def fetch_archive(url: str, folder: Path, md5: str) -> None:
 def _size_option(name: str) -> str | None:
     """Return the constructor's argument for the image size, if the model has one (its weights depend on it)."""
     builder = models.get_model_builder(name)
+    # the builder's own signature ends in **kwargs; the class that it returns names the option
     made = inspect.get_annotations(builder, eval_str=True)["return"]
     return next(
         (option for option in ("image_size", "input_size") if option in inspect.signature(made).parameters), None

@@ -194,6 +194,7 @@ def _recorded(device: torch.device) -> torch.cuda.Event | None:
     """Return an event behind the queued work of a device, or None for the host."""
     if device.type != "cuda":
         return None
+    # Event.record() takes the current stream of the current device
     with torch.cuda.device(device):
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()

@@ -79,6 +79,7 @@ class Int4Groups(Encoding):
         grouped = x.detach().float().t().reshape(inputs // size, size, outputs)
         # zero is a code of each group, so that a weight of zero stays one
         low, high = grouped.amin(1).clamp_(max=0), grouped.amax(1).clamp_(min=0)
+        # codes follow the scale as it is stored, rounded to float16
         scales = ((high - low) / 15).to(torch.float16)
         steps = torch.where(scales > 0, scales.float(), 1.0)
         zeros = (-low / steps).round_().clamp_(0, 15)
@@ -113,6 +114,7 @@ def _packed(codes: Tensor, dim: int) -> Tensor:
     whole = codes.to(torch.int32)
     packed = _lane(whole, dim, 0).clone()
     for lane in range(1, 8):
+        # = _lane|the eighth code reaches the sign of an int32, which & 15 cuts off again in _unpacked
         packed |= _lane(whole, dim, lane) << 4 * lane
     return packed
 

@@ -219,6 +219,7 @@ def _settle(adapted: nn.Module, layer: nn.Module, dtype: AdapterType, fake: Any)
             changed = _like(values, wanted, weight.device, fake)
             owner.register_parameter(name, nn.Parameter(changed, requires_grad=values.requires_grad))
         for name, buffer in owner.named_buffers(recurse=False):  # VeRA's matrices, which all layers share
+            # register_buffer would make it persistent, and peft's are not (BufferDict with save_projection=False)
             owner._buffers[name] = _like(buffer, wanted, weight.device, fake)
 
 
@@ -263,6 +264,7 @@ def base_state_dict(model: nn.Module) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     packed = {path: part for path, part in model.named_modules() if isinstance(part, FrozenLinear)}
     for key, tensor in model.state_dict().items():
+        # parts that are parameters end in .0, and those that are buffers in _1
         owner, *_ = re.split(r"\.packed_weight[._]\d+$", key)
         if owner in packed:
             found.setdefault(_plain(f"{owner}.weight"), packed[owner].weight)
@@ -288,5 +290,6 @@ def renew_magnitudes(adapted: Any) -> None:
     peft took them from the weight before it was packed, and in the weight's type: a layer would not begin as it was.
     """
     magnitudes, layer = adapted.lora_magnitude_vector["default"].weight, adapted.base_layer
+    # the weight of a Conv1D, packed or not, is (d_in, d_out)
     of_outputs = 0 if is_conv1d(type(layer)) or getattr(layer, "transposed", False) else 1
     magnitudes.copy_(torch.linalg.vector_norm(layer.weight.to(magnitudes.dtype), dim=of_outputs))

@@ -173,5 +173,7 @@ def _to_float32(model: nn.Module) -> None:
     """Cast what is still of a half type, in place; packed weights have types of their own."""
     for part in model.modules():
         for parameter in part.parameters(recurse=False):
+            # with storage=model a ParameterList holds codes under a half type, which a cast would destroy
             if parameter.dtype in (torch.float16, torch.bfloat16) and not isinstance(part, nn.ParameterList):
+                # the object stays, for optimizers and tied modules that know it
                 parameter.data = parameter.data.float()

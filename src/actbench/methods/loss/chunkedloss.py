@@ -46,6 +46,7 @@ class _Head(torch.autograd.Function):
         with no_autocast(gradient):
             if isinstance(gradient, Promised):
                 slopes: Any = gradient.promise
+                # only the gradient of this call's own output, with every step since undone, is one that the pieces know
                 if isinstance(slopes, Slopes) and slopes.logits.step is None and slopes.logits.source is ctx.source():
                     return *cast_all(slopes.to_source(needs), ctx.dtypes), None
                 gradient = slopes.values()
@@ -108,6 +109,7 @@ class DeferredHead(ReboundForward):
         with unpacked():
             amount: Tensor = self.kind.apply(logits, target, How(self.pieces, ignore_index, label_smoothing))
         self.losses += 1
+        # the count stays a tensor: reading it would wait for the device
         if reduction == "mean":
             amount = amount / (target != ignore_index).sum()
         # autocast computes cross entropy in float32, and leaves it so

@@ -42,6 +42,7 @@ class KeptLogits(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the logits, which is not computed yet."""
         target, *kept = ctx.saved_tensors
+        # nothing public tells whether backward() was called with retain_graph=True
         again = torch._C._autograd._get_current_graph_task_keep_graph()
         loss = _KeptLoss(ctx.recipe, target, ctx.how, gradient, dict(enumerate(kept)), again)
         return Promised.of(gradient_of(ctx, loss)), None, None
@@ -61,4 +62,5 @@ class _KeptLoss(Loss):
 
     def piece(self, index: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the logits of a piece, and forget them if nobody needs them again."""
+        # autograd has freed the node's saved tensors by then, so that the last reference goes here
         return self.kept[index] if self.again else self.kept.pop(index)

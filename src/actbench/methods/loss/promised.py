@@ -58,6 +58,7 @@ class Promised(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Pass everything on to autograd, then to operators."""
+        # it writes through a view: that would be a view of values computed for it, and the write would be lost
         if func is Tensor.__setitem__ and isinstance(args[0], Promised):
             _refuse_writing(args[0].promise)
         # else the call would come back here

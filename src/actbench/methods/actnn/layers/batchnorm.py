@@ -101,12 +101,15 @@ class BatchNormalization(torch.autograd.Function):
         (mean_now, variance_now), (training, momentum) = layer.running(), layer.mode()
         ctx.training, ctx.eps = training, layer.eps
         ctx.dtypes = dtypes_of(x, weight, bias)
+        # in evaluation dx = dy * slope, which needs no x
         for_x, for_weight, _ = ctx.needs_input_grad[:3]
         packed = layer.packer.pack(x, layer.site) if for_weight or (for_x and training) else None
         # the operator behind F.batch_norm, which also says which backend ran and what that one keeps
         output, mean, invstd, reserve, ctx.backend = torch._batch_norm_impl_index(
             x, weight, bias, mean_now, variance_now, training, momentum, layer.eps, torch.backends.cudnn.enabled
         )
+        # in training backward reads the batch's statistics alone, and the next forward changes the running ones in
+        # place
         used = (None, None) if training else (mean_now, variance_now)
         save(ctx, packed, layer, weight, *used, mean, invstd, reserve)
         return output
@@ -191,6 +194,7 @@ class BatchNorm(Compressed):
         """Count the batch; return whether its statistics are used, and its share in the running statistics."""
         layer: Any = self
         training, momentum = layer.training, 0.0 if layer.momentum is None else layer.momentum
+        # as _BatchNorm.forward of torch/nn/modules/batchnorm.py, step for step
         tracked = layer.num_batches_tracked if training and layer.track_running_stats else None
         if tracked is not None:
             tracked.add_(1)
@@ -225,6 +229,7 @@ class SyncBatchNormalization(torch.autograd.Function):
         output: Tensor = Exact.forward(  # type: ignore[no-untyped-call]
             exact, x, weight, bias, mean_now, variance_now, layer.eps, momentum, group, size
         )
+        # SyncBatchNorm.forward of torch/nn/modules/_functions.py saves x, weight, mean, invstd and counts
         _, _, mean, invstd, counts = exact.load
         save(ctx, packed, layer, weight, mean, invstd, counts)
         return output
@@ -268,6 +273,7 @@ class CompressedSyncBatchNorm(BatchNorm, nn.SyncBatchNorm):
         if not (self.training and distributed.is_available() and distributed.is_initialized()):
             return super().forward(input)
         group = self.process_group or distributed.group.WORLD
+        # as need_sync of torch's SyncBatchNorm.forward
         if distributed.get_world_size(group) < 2 and input.device.type != "cpu":
             return super().forward(input)
         if input.device.type == "cpu" or not self.is_worth(input, self.weight, self.bias):

@@ -46,12 +46,14 @@ def vocabulary_of(model: nn.Module, size: int) -> Vocabulary:
 def share(vocabulary: Vocabulary, ranks: Ranks) -> None:
     """Cut the layers, in place, so that their results stay the same."""
     layers = [found[1] for found in (vocabulary.embedding, vocabulary.head) if found is not None]
+    # a tied weight is cut once
     for parameter in dict.fromkeys(each for layer in layers for each in layer.parameters()):
         cut_parameter(parameter, 0, ranks)
     if vocabulary.embedding is not None:
         SharedEmbedding(vocabulary.embedding[1], ranks).bind()
     if vocabulary.head is not None:
         head = vocabulary.head[1]
+        # F.linear reads the weight alone; this is for code that asks the layer
         head.out_features //= ranks.size
         head.register_forward_pre_hook(Entry(ranks), with_kwargs=True)
         head.register_forward_hook(Gathered(ranks))

@@ -79,6 +79,7 @@ def compress(matrix: Tensor, seed: Tensor, size: int, kind: Weighted) -> tuple[T
 
 def number_type(rows: int) -> torch.dtype:
     """Return the type that stores the numbers of ``rows`` rows."""
+    # numbers begin at 0, so that 2**31 rows still fit
     return torch.int32 if rows <= 2**31 else torch.int64
 
 
