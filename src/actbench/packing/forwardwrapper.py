@@ -125,6 +125,7 @@ class ReboundForward:
         code: CodeType = getattr(self._before or type(self.module).forward, "__code__")  # noqa: B009
         return code
 
+    # weak references can be neither pickled nor copied; the memo of a copy makes this the copy's own module
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_module": self.module}
 

@@ -158,6 +158,7 @@ class BlockMarks:
         keeps_output = False
         for run in self._pass.runs:
             run.is_held = run.is_alive
+            # what a block is given counts once: as kept output, where the block before keeps it anyway
             run.keeps_input = run.keeps_input or (run.is_held and not keeps_output)
             keeps_output = run.keeps_output
 
@@ -228,6 +229,7 @@ class BlockMarks:
         if not running.runs:
             self._hook(first, partial(self._reach_stem, running))
         storage = None if first is None else first.untyped_storage()
+        # torch keeps the Python object of a storage as long as the storage lives, so that a weak reference tells
         held = None if storage is None else weakref.ref(storage)
         size = 0 if storage is None else round_up(storage.nbytes(), self._tracker.rounding)
         for run in running.runs:
@@ -260,6 +262,7 @@ class BlockMarks:
     def _hook(self, tensor: Tensor | None, reached: Callable[[], object]) -> None:
         """Call a function when the backward pass comes to the node that made a tensor; nothing keeps the node."""
         if tensor is not None and tensor.grad_fn is not None:
+            # what a prehook returns replaces the gradients: these functions return None
             tensor.grad_fn.register_prehook(lambda gradients: reached())
 
     def _reach(self, run: _Run) -> None:
@@ -348,6 +351,7 @@ def _saved_raw(ends: Iterable[Node | None], first_node: int) -> set[int]:
 
 
 def _nodes_above(ends: Iterable[Node | None], first_node: int) -> Iterator[Node]:
+    # nodes are held, not their ids: torch makes the Python object of a node anew once nobody holds it
     waiting, seen = list(ends), set[Node]()
     while waiting:
         node = waiting.pop()

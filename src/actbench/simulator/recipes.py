@@ -92,6 +92,7 @@ def _part(leaf: Any, given: _Given, before: int) -> Make | None:
     """Return what makes one tensor or plain value of a result again."""
     if type(leaf) in PLAIN:
         return Same(leaf)
+    # a fake tensor that knows its value (FakeTensor.constant) would hand it on to every twin
     if type(leaf) is not FakeTensor or leaf.constant is not None or not is_plain(leaf):
         return None
     place = given.places.get(id(leaf))
@@ -100,6 +101,7 @@ def _part(leaf: Any, given: _Given, before: int) -> Make | None:
     source = given.sources.get(leaf.untyped_storage()._cdata)
     first = int(leaf.storage_offset()) - before - (0 if source is None else int(given.tensors[source].storage_offset()))
     make = Twin.of(leaf, source, first)
+    # tried at once: what is no twin is left to the operator itself
     return make if is_alike(make(leaf.fake_mode, given.tensors, before), leaf) else None
 
 

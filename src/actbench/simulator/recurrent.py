@@ -24,6 +24,7 @@ aten = torch.ops.aten
 
 FORWARD, BACKWARD = aten._cudnn_rnn, aten._cudnn_rnn_backward
 
+# the numbers of cudnnRNNMode_t
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 _KEPT = {0: 1, 1: 1, 2: 5, 3: 6}
@@ -104,6 +105,7 @@ def backward_bytes(profile: DeviceProfile, args: Any, result: Any) -> int:
     zeros = [of for of, given in ((output, of_output), (hx, of_hy), (cx, of_cy)) if given is None and of is not None]
     always = _workspace(profile, _recurrence(_of_forward(args))) + _copied(x, batch_first=batch_first)
     copied = 0 if of_output is None else _copied(of_output, batch_first=batch_first)
+    # the copy goes before the weights' gradients come (_cudnn_rnn_backward_input, then _weight of RNN.cpp)
     made_later = sum(map(_bytes, args[1])) if wanted[3] else 0
     return sum(map(_bytes, zeros)) + always + max(copied - made_later, 0)
 

@@ -16,6 +16,7 @@ CollectiveKind = Literal[
 ]
 
 _RESULT: Final = -1
+# by the schemas: those of c10d take outputs before inputs, and functional ones return them
 _OF_OPERATORS: Final[Mapping[str, tuple[CollectiveKind, int]]] = {
     "c10d::_allgather_base_": ("all-gather", 0),
     "c10d::allgather_": ("all-gather", 0),

@@ -77,6 +77,7 @@ class Queues:
 
     def other(self, name: str, used: Iterable[Tensor], made: Iterable[Tensor], phase: Phase) -> Turn:
         """Return when an operator runs that is no collective; ``made`` are the tensors that it writes."""
+        # FSDP2 runs it in a stream of its own (all_gather_copy_in_stream of FSDPCommContext)
         if name == COPIES_IN:
             self._mark(made, None, follows=False)
             return Turn(is_beside=True)
