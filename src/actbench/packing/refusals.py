@@ -209,6 +209,7 @@ class NotInParallel:
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Raise a ConversionError if ``DistributedDataParallel`` runs the model."""
+        # it is set while the model runs inside of DDP's forward (_inside_ddp_forward)
         if distributed.is_available() and DistributedDataParallel._active_ddp_module is not None:
             raise ConversionError(f"DistributedDataParallel does not go with {self.what}: {self.why}")
 

@@ -193,6 +193,7 @@ def _library_class(name: str) -> Any:
     """Return the model class that transformers exports under an untrusted name, or None."""
     if name.startswith("_") or name not in dir(transformers):
         return None
+    # the file of a class is imported here (_LazyModule), and fails where a library of its is missing
     try:
         found = getattr(transformers, name)
     except (AttributeError, ImportError, RuntimeError):

@@ -89,6 +89,7 @@ def setup_of(case: Case, module: nn.Module, loss: Loss, **fields: Any) -> Traini
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed torch's CPU generator inside the block and restore it afterwards."""
+    # by default fork_rng saves the states of all CUDA devices, and warns where there are several
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield

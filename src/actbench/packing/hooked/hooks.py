@@ -169,6 +169,7 @@ class Hooks:
         site.guarded = not (site.was_finite and is_elsewhere(tensor)) or self.probing
         site.guarded = site.guarded or may_be_infinite(maker_of(tensor) if maker is None else maker)
         packed = self.packer.pack(tensor, site)
+        # a tensor that another site has packed is disturbed with that site
         return PackedAtSite(packed, site.owner or site)
 
     def unpack(self, saved: PackedAtSite | StaysHere) -> Tensor:

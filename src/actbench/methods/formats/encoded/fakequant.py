@@ -147,6 +147,7 @@ class RoundedState:
         """Round the state of an optimizer that has stepped."""
         for parameter in _stepped(optimizer):
             for name, value in optimizer.state.get(parameter, {}).items():
+                # counts of steps are tensors too
                 if isinstance(value, Tensor) and value.shape == parameter.shape and takes(value):
                     # exp_avg_sq, as torch.optim names second moments, or max_exp_avg_sq
                     value.copy_(through(value, self._of_squares if name.endswith("avg_sq") else self.encoding))

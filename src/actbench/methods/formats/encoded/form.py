@@ -68,6 +68,7 @@ class Encoded(Codec):
         """Return which values may not decode to finite ones, by the minimum and maximum, which take no memory."""
         least, most = flat.aminmax()
         found, largest = torch.maximum(-least, most).item(), self.encoding.largest(flat.dtype)
+        # NaN is not, and comes to the next line
         if found <= largest:
             return None
         if not math.isfinite(found):

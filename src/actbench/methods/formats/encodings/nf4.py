@@ -99,6 +99,7 @@ class Nf4(Encoding):
         codes, *_ = parts
         count = math.prod(shape)
         out = codes.new_empty(count, dtype=dtype)
+        # bounds of scales are rounded outwards, and may leave the range of float16
         scales = within(self._scales(parts, count), dtype).float()[:, None]
         pairs = torch.tensor(_PAIRS).to(codes.device, non_blocking=True)  # made at each call: it is small
         pieces = (torch.split(x, _PIECE // each) for x, each in ((codes, 2), (scales, self.group_size), (out, 1)))

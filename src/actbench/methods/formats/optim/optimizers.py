@@ -181,6 +181,7 @@ class SGD(PackedOptimizer):
         buffers = [self.state[p].get("momentum_buffer") for p in parameters] if group["momentum"] else []
         gradients = in_float32(parameter.grad for parameter in parameters if parameter.grad is not None)
         buffers = buffers or [None] * len(parameters)
+        # sgd of torch.optim.sgd puts new buffers into the list where it finds None
         sgd(values, gradients, buffers, **_numbers(group, *_SGD))
         for parameter, buffer in zip(parameters, buffers, strict=True):
             if buffer is not None:
