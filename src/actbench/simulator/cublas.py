@@ -33,6 +33,7 @@ LT_SIZE, UNIFIED = "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"
 
 _aten = torch.ops.aten
 _SWITCH = {"0": False, "1": True}
+# cuBLAS documents the variable as pairs :SIZE:COUNT, sizes in KiB
 _POOL = re.compile(r":([0-9]+):([0-9]+)")
 # torch reads the variable with std::stoi, which stops at the first letter
 _LEADING_NUMBER = re.compile(r"\s*([0-9]+)")

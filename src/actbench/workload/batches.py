@@ -214,6 +214,7 @@ def _patches(config: Any, size: tuple[int, int]) -> int:
 
 
 SECONDS = 10
+# waveforms of 16 kHz, and features of every 10 ms, as transformers' feature extractors make them
 SAMPLES = SECONDS * 16_000
 FRAMES = SECONDS * 100
 

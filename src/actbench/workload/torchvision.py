@@ -30,6 +30,7 @@ from actbench.workload.base import construct, float_type
 models: Any = torchvision.models  # type checkers do not see the names that it re-exports
 
 USUAL_SIZE = 224
+# of ImageNet-1k, on which the published weights were trained
 CLASSES = 1000
 INCEPTION_SIZE = 299  # in smaller images, nothing is left for the auxiliary classifier
 # Weights of the auxiliary classifiers: Szegedy et al. 2014 (GoogLeNet) and the torchvision reference for Inception v3.

@@ -207,6 +207,7 @@ ACTIVATIONS = {
 
 Function = Callable[[Tensor], Tensor]
 
+# that of the tables of a uniform weight
 _END = 100.0
 _SAMPLES = 16384
 _HALVINGS = 60

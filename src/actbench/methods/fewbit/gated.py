@@ -20,6 +20,7 @@ from actbench.methods.fewbit.tables import Table
 
 Gate = Callable[[Tensor], Tensor]
 
+# as in activation: Hendrycks and Gimpel, arXiv 1606.08415
 _CUBIC = 0.044715
 GATES: dict[str, Gate] = {
     "gelu": lambda x: 0.5 * torch.special.erfc(-x / math.sqrt(2)),
@@ -29,9 +30,11 @@ GATES: dict[str, Gate] = {
 }
 """The gates by the name of the function, on float64 tensors."""
 
+# beyond it relu and each function differ by less than 2e-16
 _END = 40.0
 _POINTS = 1 << 18
 _CELLS = 2048
+# at these ends an output is 0, and a derivative 1, to the last digit or two of a double
 _FAR_LEFT = -60.0
 _FAR_RIGHT = 40.0
 

@@ -28,6 +28,7 @@ from actbench.paths import write_whole
 
 Weight = Literal["uniform", "normal"]
 
+# the domain of the tables that the authors of few-bit backward ship (arXiv 2202.00441)
 _UNIFORM_END = 100.0
 _NORMAL_END = 10.0  # in standard deviations; what lies beyond weighs 1e-23
 _PIECES = 1025  # of the integral over a normal density

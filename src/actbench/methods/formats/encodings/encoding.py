@@ -182,6 +182,7 @@ class FloatFormat:
         return (stochastic(x / quantum, seed) * quantum).to(self.dtype)
 
 
+# IEEE 754's binary16, and the 8-bit formats of Micikevicius et al. (arXiv 2209.05433)
 FP16 = FloatFormat(torch.float16, 10, -14)
 E4M3 = FloatFormat(torch.float8_e4m3fn, 3, -6)
 E5M2 = FloatFormat(torch.float8_e5m2, 2, -14)
