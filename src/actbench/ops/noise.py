@@ -307,6 +307,7 @@ class _Seeds:
     def _batch(self, device: torch.device) -> tuple[Tensor, ...]:
         """Return seeds that are made many at once, as each operator takes the host's time."""
         seeds = self.take(device, _AT_ONCE)
+        # as in take: seeds are real under modes of fake tensors, too
         with torch._C._DisableTorchDispatch():
             return seeds.unbind()
 

@@ -128,6 +128,7 @@ class _Launcher:
 
     def launch(self, threads: int, arguments: Sequence[Any]) -> None:
         """Start the kernel with other values of its arguments, in torch's current stream."""
+        # torch.cuda.current_device() asks the same behind a look at whether CUDA is initialized
         if _torch._cuda_getDevice() != self._device:
             with torch.cuda.device(self._device):
                 return self.launch(threads, arguments)

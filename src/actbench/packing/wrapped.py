@@ -54,6 +54,7 @@ class Intercepted(TorchFunctionMode):
         rule = self.rules.get(func)
         if rule is None or (types and has_own_functions(types)) or not (self._only_if is None or self._only_if()):
             return func(*args, **kwargs) if kwargs else func(*args)
+        # the replacement may call the function that it replaces
         with _internals.DisableTorchFunction():
             return rule(*args, **kwargs) if kwargs else rule(*args)
 

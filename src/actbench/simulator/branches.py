@@ -40,6 +40,7 @@ class Branch:
 
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         """Run on arguments; ``keys`` are those by which torch came here."""
+        # torch's own kernel knows what stands behind a tensor of torch.func's transforms or of forward mode
         transformed = torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
         if transformed or not self.applies(*args, **kwargs):
             return self.own.call_boxed(keys, *args, **kwargs)
@@ -74,6 +75,7 @@ def _cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Tens
 
 
 def _below_autograd(operator: Any, *args: Any, **kwargs: Any) -> Tensor:
+    # without a node of the operator's own: the Function around it makes one
     with torch._C._AutoDispatchBelowAutograd():
         result: Tensor = operator(*args, **kwargs)
     return result

@@ -342,6 +342,7 @@ def _materialize_fake(materialize: Callable[..., None]) -> Callable[..., None]:
         if not isinstance(wanted, FakeTensor):
             materialize(lazy, shape, device, dtype)
             return
+        # a FakeTensor is made of a meta tensor that is none itself
         with torch._C._DisableTorchDispatch():
             bare = torch.empty(shape, device="meta", dtype=wanted.dtype)
         made = FakeTensor(wanted.fake_mode, bare, wanted.device)  # not `wanted`: torch swaps none with a weak reference

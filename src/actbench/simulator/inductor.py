@@ -115,6 +115,7 @@ class Inductor:
         yield AsyncCompile, "triton", lambda _, name, source, device_str="cuda": _Kernel(source, self._ran)
         yield AsyncCompile, "cpp_pybinding", _on_real_tensors(AsyncCompile.cpp_pybinding)
         yield AsyncCompile, "warm_pool", classmethod(lambda cls: None)
+        # with more, Inductor compiles in processes of its own, where nothing of this is replaced
         yield torch._inductor.config, "compile_threads", 1
         # a driver tells for what card code is generated
         driver, stand_in = _triton_driver(), _Driver(self._capability)

@@ -187,6 +187,7 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         made = super().from_tensor(tensor, **options)
         if not isinstance(tensor, FakeTensor) and not tensor.is_floating_point():
             is_part = tensor.nbytes <= known.MOST_BYTES < tensor.untyped_storage().nbytes()
+            # the clone is a real tensor, which a mode would make fake
             with _internals._DisableTorchDispatch():
                 known.keep(made, tensor.clone() if is_part else tensor)
         return made

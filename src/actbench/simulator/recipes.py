@@ -158,6 +158,7 @@ class Twin(NamedTuple):
 
     def __call__(self, mode: FakeTensorMode, given: Sequence[FakeTensor], before: int) -> FakeTensor:
         """Make a tensor of a mode."""
+        # a FakeTensor is made of a meta tensor that is none itself
         with _internals._DisableTorchDispatch():
             if self.source is None:
                 bare = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")

@@ -140,6 +140,7 @@ class FunctionWorkload(base.Workload):
         """Return ``make_batch`` of a second model, built without memory if possible."""
         try:
             return self._built(materialize=False, seed=seed)[0].make_batch
+        # a function that reads values of large tensors builds them for real
         except UntraceableError:
             return self._built(materialize=True, seed=seed)[0].make_batch
 

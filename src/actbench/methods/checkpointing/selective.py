@@ -148,6 +148,7 @@ class KeptResults(Around):
         Hooks unpack before any operator runs: they may run operators under autograd.
         """
         given = [None if result is None else (result, result.unpacked()) for result in self._results]
+        # nothing public tells whether backward() was called with retain_graph=True
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             self._results.clear()
         with _Giving(self._choose(), given):

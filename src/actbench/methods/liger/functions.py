@@ -125,6 +125,7 @@ class SiluMul(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of gate and up; in other memory, if the graph is kept for one more pass."""
         gate, up = (each.detach().contiguous() for each in ctx.saved_tensors)
+        # the kernels write gradients over gate and up, which a retained graph needs again
         if torch._C._autograd._get_current_graph_task_keep_graph():
             gate, up = gate.clone(), up.clone()
         gradient = gradient.contiguous()

@@ -71,6 +71,7 @@ class LigerCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the logits, which is not computed yet."""
         target, *found = ctx.saved_tensors
+        # nothing public tells whether backward() was called with retain_graph=True
         again = torch._C._autograd._get_current_graph_task_keep_graph()
         loss = _LigerLoss(ctx.recipe, target, ctx.how, gradient, found, again)
         return Promised.of(gradient_of(ctx, loss)), None, None

@@ -97,6 +97,7 @@ def _identity(tensor: Tensor) -> tuple[Any, Tensor]:
     """Return by what a tensor of a trace is known, and the value that must live as long; a trace changes no value."""
     value = tensor
     if isinstance(tensor, FunctionalTensor):
+        # a view takes up what was written to its base only when it is synced (FunctionalTensor.from_functional)
         _torch._sync(tensor)
         value = _torch._from_functional_tensor(tensor.elem)
     place = [*value.shape, *value.stride(), value.storage_offset()]
