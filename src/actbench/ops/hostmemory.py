@@ -36,6 +36,7 @@ def _to_host(x: Tensor) -> Tensor:
 
 
 def _from_host(host: Tensor, device: torch.device) -> Tensor:
+    # torch's pool hands page-locked memory out again only behind such a copy (CachingHostAllocator's record_event)
     return torch.empty_like(host, device=device).copy_(host, non_blocking=True)
 
 

@@ -337,6 +337,7 @@ class _Seeds:
             return {}
         names = {"follows": torch.tensor([signed(word) for word in (*self._follows, self._start)])}
         names |= {f"left.{device}": torch.stack(left).cpu() for device, left in self._left.items() if left}
+        # cpu() of a number on the CPU is the number itself, which moves on
         return names | {str(device): self._next[device].cpu().clone() for device in self._begun}
 
     def restore(self, state: dict[str, Tensor]) -> None:

@@ -99,6 +99,7 @@ class _Prod(Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, result = ctx.saved_tensors
         if ctx.dim is None:
+            # as prod_backward of FunctionsManual.cpp, copy included
             return grad.clone() if x.dim() == 0 else grad * (result / x).conj(), None
         is_zero = x == 0
         counts = is_zero.sum(ctx.dim, True)

@@ -36,6 +36,7 @@ def token_count(config: Any, cls: Any, size: tuple[int, int], spec: str) -> int:
     random, mode = base.generator(0), fake_mode()
     model: Any
     with boundary(f"model {spec!r} cannot be built from its config", ModelError):
+        # _from_config writes into the config that it is given
         model = to_fake(
             base.construct(lambda: cls._from_config(copy.deepcopy(config)), materialize=False, seed=0), mode
         )

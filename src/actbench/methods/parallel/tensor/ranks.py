@@ -144,6 +144,7 @@ class OwnNumbers:
             generator.set_state(state)
         self._before = []
 
+    # hooks of one model share their numbers, and so do the hooks of its copy
     def __deepcopy__(self, memo: Any) -> OwnNumbers:
         return memo.setdefault(id(self), type(self)(self._ranks))  # type: ignore[no-any-return]
 
