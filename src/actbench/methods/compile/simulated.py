@@ -28,6 +28,7 @@ from actbench.device.patches import attribute
 Code = Callable[..., Any]
 
 _SETTINGS: Final = {
+    # with more, Inductor compiles in processes of its own, where nothing of this is replaced
     "compile_threads": 1,
     "force_disable_caches": True,  # a program without kernels must not be taken for a real one
 }

@@ -42,6 +42,7 @@ class ReplicatedModel:
 
     def average_gradients(self, wanted: bool) -> None:
         """Say whether the next backward pass averages the gradients, or adds to those of this process alone."""
+        # no_sync() of DistributedDataParallel sets it for a block
         self.forward.require_backward_grad_sync = wanted
 
     def buffers(self) -> Sequence[Tensor]:
