@@ -114,7 +114,7 @@ def _packed(codes: Tensor, dim: int) -> Tensor:
     whole = codes.to(torch.int32)
     packed = _lane(whole, dim, 0).clone()
     for lane in range(1, 8):
-        # = _lane|the eighth code reaches the sign of an int32, which & 15 cuts off again in _unpacked
+        # the eighth code reaches the sign of an int32, which & 15 cuts off again in _unpacked
         packed |= _lane(whole, dim, lane) << 4 * lane
     return packed
 
