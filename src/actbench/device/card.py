@@ -160,6 +160,7 @@ def _believe_in_sensors(patches: Patches, counters: Counters, note: Callable[[st
         clock_rate=sensor("clock_rate", "MHz"),
         device_memory_used=lambda device=None: counters.reserved_bytes(),
     )
+    # torch.cuda has names of torch.cuda.memory as its own
     for module in (torch.cuda, torch.cuda.memory):
         patches.replace(module, list_gpu_processes=processes)
 

@@ -133,6 +133,7 @@ class Reducer:
                 "DistributedDataParallel(lazy_bucket_allocation=True) is not simulated: leave it out for an upper bound"
             )
         self._params, self._group, self._note, self._works = list(params), process_group, note, works
+        # a small first bucket lets the reduction begin early (kDefaultFirstBucketBytes of reducer.hpp)
         self._caps = list(bucket_bytes_cap_list) or [first_bucket_bytes_cap, bucket_bytes_cap]
         self._find_unused, self._as_view = find_unused_parameters, gradient_as_bucket_view
         self._names = param_to_name_mapping or {}
@@ -142,6 +143,7 @@ class Reducer:
         self._ready: Counter[int] = Counter()
         self._expected: Counter[int] = Counter()
         self._buckets = self._made(bucket_indices)
+        # local_used_map_dev_ of reducer.hpp
         self._used = self._params[0].new_empty(len(self._params), dtype=torch.int32, requires_grad=False)
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._told_of(index))  # type: ignore[no-untyped-call]

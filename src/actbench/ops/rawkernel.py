@@ -62,6 +62,7 @@ def source(stem: str) -> str:
 
 def _placed(name: str, seen: set[str]) -> str:
     seen.add(name)
+    # by these lines the compiler names places in the files, not in what they are put together to
     lines = [f'#line 1 "{name}"']
     text = (resources.files("actbench.kernels") / name).read_text("utf-8")
     for number, line in enumerate(text.splitlines(), start=1):

@@ -226,6 +226,7 @@ class ExpandableAllocator(CachingAllocator):
     def _room(self, small: bool, size: int) -> Block:
         """Return the first block of the lowest run of unmapped and free blocks that a request fits in."""
         for _, unmapped in self._unmapped[small]:
+            # as find_expandable_block of torch: a free block right before an unmapped one grows into it
             before = unmapped.before
             first = before if before is not None and before.is_free else unmapped
             if _is_run(first, size):
@@ -257,6 +258,7 @@ class ExpandableAllocator(CachingAllocator):
     def _unmap(self, block: Block) -> None:
         """Unmap the whole pages in a free block."""
         page = _PAGES[block.small]
+        # segmentRight and segmentLeft in torch's ExpandableSegment::unmap: a page in part stays mapped
         first, last = round_up(block.address, page), block.end // page * page
         if first >= last:
             return

@@ -212,6 +212,7 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = func(*fake_args, **fake_kwargs)
         is_small = isinstance(found, FakeTensor) and found.is_floating_point() and found.nbytes <= LARGEST_REAL_BYTES
         if is_small and func._schema.name not in known.EMPTY and known.value_of(found) is None:
+            # a card draws from a generator of its own, so that the CPU's has to stay as it is
             with _host_generator_kept() if _is_seeded(func) else nullcontext():
                 value = known.computed(func, args, kwargs)
             if isinstance(value, Tensor):

@@ -240,6 +240,7 @@ def _on_real_tensors(build: Callable[..., Any]) -> Callable[..., Any]:
             nonlocal kernel
             if any(isinstance(each, FakeTensor) for each in given):
                 return
+            # built when it first runs: on fake tensors none does
             kernel = build(*args) if kernel is None else kernel
             kernel(*given)
 

@@ -41,6 +41,7 @@ class SharedRecipes:
         """Return the recipes of all processes that simulated a device; none where they cannot be read."""
         known: Known = {}
         operators: dict[str, Any] = {}
+        # recipes only save time
         with suppress(OSError):
             with self._locked(fcntl.LOCK_SH) as length:
                 held = os.pread(self._file, length, _LENGTH.size)

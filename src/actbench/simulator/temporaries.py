@@ -49,6 +49,7 @@ def convolution_backward(args: Any, result: Any) -> int:
         of_input = onednn.output_peak(conv) if transposed else onednn.image_peak(conv)
     if wanted[1]:
         of_weight = onednn.weight_peak(conv)
+    # the peaks include the gradients, which count as results
     return copied + max(of_input, x_grad + of_weight) - x_grad - w_grad
 
 

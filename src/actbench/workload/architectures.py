@@ -207,6 +207,7 @@ def _guessed(config: Any, source: Source) -> Choice:
     if not able:
         raise ModelError(f"model {source.spec!r}: a {config.model_type} model does none of {', '.join(AUTO_CLASSES)}")
     task = next(iter(able))
+    # decoders have classifiers too, but text is what they are trained for
     if task == "sequence-classification" and "causal-lm" in able and "masked-lm" not in able:
         task = "causal-lm"
     cls = able[task][0]

@@ -130,6 +130,7 @@ class DetectionWorkload(TorchvisionWorkload):
 
     def _objects(self, dtype: torch.dtype, random: torch.Generator) -> dict[str, Tensor]:
         height, width = self.size
+        # no box is empty, and none reaches beyond the image
         begin = 0.5 * torch.rand(OBJECTS, 2, generator=random)
         end = begin + 0.1 + 0.4 * torch.rand(OBJECTS, 2, generator=random)
         made = {

@@ -203,6 +203,7 @@ def renamed(model: nn.Module, tensors: dict[str, Tensor], place: Path) -> dict[s
             None,
             config=copy.deepcopy(model.config),
             state_dict=dict(tensors),
+            # the widest of the folder's types, so that no tensor is rounded
             dtype=functools.reduce(torch.promote_types, dtypes or {torch.float32}),
             ignore_mismatched_sizes=True,
             output_loading_info=True,

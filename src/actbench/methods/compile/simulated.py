@@ -61,6 +61,7 @@ def form(graph: GraphModule, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         return None
     kinds = [type(each) for each in inputs]
     named = [(each.shape, each.stride(), each.storage_offset(), each.dtype, each.requires_grad) for each in inputs]
+    # inputs that share memory are traced in another way (the synthetic bases of AOTAutograd)
     storages = [id(each.untyped_storage()) for each in inputs]
     first = [storages.index(storage) for storage in storages]
     device = next((each.device.type for each in inputs), "cpu")

@@ -144,6 +144,7 @@ def relative_gradient_error(function: str | Activation, found: Table, scale: flo
     target = activation(function) if isinstance(function, str) else function
     end = _NORMAL_END * scale
     borders = np.array([-border for border in found.borders] * found.fold + list(found.borders))
+    # pieces end where the table jumps and the derivative bends, so that each is smooth
     x = np.unique(np.concatenate([np.linspace(-end, end, _PIECES), borders, target.kinks]))
     nodes, weights = np.polynomial.legendre.leggauss(10)
     half = np.diff(x)[:, None] / 2

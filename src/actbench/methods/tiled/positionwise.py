@@ -182,6 +182,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return whether an operator leaves positions apart."""
         rows = [tensor for tensor in given if id(tensor) in self._of_positions]
         if name in _VIEWS:
+            # a view of all elements that begins with the positions has each at its place
             return rows[0].numel() == made[0].numel()
         if name in _PRODUCTS:
             *added, left, right = args[:2] if name in ("mm", "linear") else args[:3]

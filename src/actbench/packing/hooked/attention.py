@@ -150,6 +150,7 @@ class _Surroundings:
             stack.enter_context(self._autocast)
             if self._states is not None:
                 host, device = self._states
+                # fork_rng keeps the state of the CPU in any case
                 stack.enter_context(torch.random.fork_rng([self._device] if device is not None else []))
                 torch.set_rng_state(host)
                 if device is not None:

@@ -165,6 +165,7 @@ def _base(codes: Codes, left: Flags, half: int, choice: BaseChoice, draws: Count
 
 def batches_of(codes: NDArray[np.uint8]) -> tuple[Codes, Flags]:
     """Return (n,) codes as (batches, 64), filled up with zeros, and a mask of the codes that exist."""
+    # differences to a base may be below 0, and bases above 255
     table = np.zeros(-(-len(codes) // BATCH) * BATCH, np.int16)
     table[: len(codes)] = codes
     return table.reshape(-1, BATCH), (np.arange(len(table)) < len(codes)).reshape(-1, BATCH)

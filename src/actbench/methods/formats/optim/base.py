@@ -66,6 +66,7 @@ class PackedOptimizer(torch.optim.Optimizer):
                 if group["encoding"] is not None and is_packed(parameter):
                     refuse_unknown_shards(parameter)
         except UsageError:
+            # torch has added the group before it could be checked
             del self.param_groups[-1]
             raise
 
