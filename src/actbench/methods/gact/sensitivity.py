@@ -80,6 +80,7 @@ class Probing:
         if not any(parameter.requires_grad for parameter in module.parameters()) or not self.is_due(entry):
             return
         args, kwargs = _rows((args, kwargs), self.samples)
+        # the model's own code need not take fewer rows, and training goes on without an allocation
         try:
             self.allocate(hooks, module, lambda: _scalar(run(module, *args, **kwargs)))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -181,6 +182,7 @@ def _shared_out(probing: Probing, hooks: Hooks, module: nn.Module, loss: Tensor)
 
 def _groups(kinds: Sequence[list[SiteState]], most: int) -> Iterator[list[SiteState]]:
     """Cut the sites of each kind into consecutive groups, as many as the kind's share of all elements allows."""
+    # a site that shares a tensor is disturbed with the one that packed it
     own = [[site for site in sites if site.owner is None and site.elements] for sites in kinds]
     own = [sites for sites in own if sites]
     total = sum(site.elements for sites in own for site in sites)

@@ -154,6 +154,7 @@ class Transposed(Compressed):
             exact: Tensor = super().forward(input, output_size)
             return exact
         layer: Any = self
+        # forward of nn.ConvTranspose1d to 3d asks the same private function
         padding = layer._output_padding(
             input, output_size, layer.stride, layer.padding, layer.kernel_size, len(layer.stride), layer.dilation
         )

@@ -76,6 +76,7 @@ def _scaled(word: np.uint32) -> tuple[np.float32, np.float32, np.float32, np.flo
     low = np.uint32(word << np.uint32(16)).view(np.float32)
     high = np.uint32(word & np.uint32(0xFFFF0000)).view(np.float32)
     largest = max(abs(low), abs(high))
+    # HUGE, TINY and SHIFT of the reference
     scale, inverse = np.float32(1), np.float32(1)
     if largest >= np.float32(2.0**60):
         scale, inverse = np.float32(2.0**-64), np.float32(2.0**64)

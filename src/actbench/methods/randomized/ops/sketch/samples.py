@@ -124,6 +124,7 @@ def winner_take_all(norms: Tensor, seed: Tensor, size: int) -> tuple[Tensor, Ten
     kept = winners(upto, size)[..., None]
     last = norms.shape[-1] - 1 - kept
     left = upto.gather(-1, last)
+    # as in _by_norm: a fraction may round up to the total
     drawn = _drawn(upto, left, seed, size).minimum(last)
     turn = torch.arange(size, device=norms.device)
     place = torch.where(turn < kept, norms.shape[-1] - 1 - turn, drawn)
