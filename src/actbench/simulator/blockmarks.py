@@ -189,8 +189,8 @@ class BlockMarks:
         for label, (begun, ended) in zip(labels_of(len(runs)), itertools.pairwise([Place(0, 0), *ends]), strict=True):
             taken = tuple(events_between(begun, ended, tracker.events, tracker.host))
             done = self._recorder.done[begun.done : ended.done]
-            # of what ran before the pass, later segments need only what is still alive
             if label == BEFORE:
+                # of what ran before the pass, later segments need only what is still alive
                 taken, done = tuple(alive(taken).items()), []
             segments[label] = Segment(taken, tuple(known.setdefault(each, len(known)) for each in done))
         return Trace(

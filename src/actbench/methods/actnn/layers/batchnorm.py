@@ -101,8 +101,8 @@ class BatchNormalization(torch.autograd.Function):
         (mean_now, variance_now), (training, momentum) = layer.running(), layer.mode()
         ctx.training, ctx.eps = training, layer.eps
         ctx.dtypes = dtypes_of(x, weight, bias)
-        # in evaluation dx = dy * slope, which needs no x
         for_x, for_weight, _ = ctx.needs_input_grad[:3]
+        # in evaluation dx = dy * slope, which needs no x
         packed = layer.packer.pack(x, layer.site) if for_weight or (for_x and training) else None
         # the operator behind F.batch_norm, which also says which backend ran and what that one keeps
         output, mean, invstd, reserve, ctx.backend = torch._batch_norm_impl_index(

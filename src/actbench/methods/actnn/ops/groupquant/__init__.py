@@ -147,7 +147,6 @@ def encoder(
     what the operator checks and computes at each call is known of them.
     """
     size, groups = (bitpack.packed_bytes(x.numel(), bits),), (-(-x.numel() // group_size),)
-    # the kernels themselves: what the operator would check has been checked with x
     fill = launch_encode if x.is_cuda else cpu.encode
 
     def run(x: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
