@@ -48,8 +48,8 @@ def believed(counters: Counters, note: Callable[[str], None] = lambda text: None
 
     selected = streams.Selected(counters.devices)
     generators = tuple(card_generator(index) for index in range(counters.devices))
+    # what is entered first comes last: no answer that was given inside may outlive the block
     with ExitStack() as stack:
-        # entered first, so that it comes last: no answer that was given inside may outlive the block
         stack.callback(_forget_answers)
         patches = stack.enter_context(Patches())
         # a run that has seen enough ends anywhere

@@ -270,8 +270,8 @@ class SavedTensors:
         """Encode the elements of a tensor."""
         if site.guarded and x.is_cuda and captures():
             return self._left(x, "it may hold infinities, and nobody can look while a CUDA graph is captured")
-        # an autograd function runs without gradients already, and to enter the context takes time
         with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
+            # an autograd function runs without gradients already, and to enter the context takes time
             parts = codec.pack(flat, layout, site)
         if site.guarded and not isinstance(x, FakeTensor):  # a fake tensor has no values to check
             lost = self._lost(x, flat, codec, parts, site)

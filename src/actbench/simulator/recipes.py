@@ -92,8 +92,8 @@ def _part(leaf: Any, given: _Given, before: int) -> Make | None:
     """Return what makes one tensor or plain value of a result again."""
     if type(leaf) in PLAIN:
         return Same(leaf)
-    # a fake tensor that knows its value (FakeTensor.constant) would hand it on to every twin
     if type(leaf) is not FakeTensor or leaf.constant is not None or not is_plain(leaf):
+        # one that knows its value (FakeTensor.constant) would hand it on to every other
         return None
     place = given.places.get(id(leaf))
     if place is not None:
@@ -101,7 +101,6 @@ def _part(leaf: Any, given: _Given, before: int) -> Make | None:
     source = given.sources.get(leaf.untyped_storage()._cdata)
     first = int(leaf.storage_offset()) - before - (0 if source is None else int(given.tensors[source].storage_offset()))
     make = Twin.of(leaf, source, first)
-    # tried at once: what is no twin is left to the operator itself
     return make if is_alike(make(leaf.fake_mode, given.tensors, before), leaf) else None
 
 
@@ -158,8 +157,8 @@ class Twin(NamedTuple):
 
     def __call__(self, mode: FakeTensorMode, given: Sequence[FakeTensor], before: int) -> FakeTensor:
         """Make a tensor of a mode."""
-        # a FakeTensor is made of a meta tensor that is none itself
         with _internals._DisableTorchDispatch():
+            # a FakeTensor is made of a meta tensor that is none itself
             if self.source is None:
                 bare = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
             else:

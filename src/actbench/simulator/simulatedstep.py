@@ -79,9 +79,9 @@ class MicroPasses:
         """Leave out micro-batches that would repeat what two in a row did; ``begun`` has the beginnings of these."""
         _, first, second, now = begun
         alike = [first.part, now.part, *self._step.waiting]
-        # of those that are alike the first has run, and the one that begins now will
         times = sum(1 for _ in takewhile(lambda part: _form(part) == _form(second.part), alike)) - 2
         if times > 0 and self._did(*begun[:3]) == self._did(*begun[1:]):
+            # of those that are alike the first has run, and the one that begins now will
             self._step.skip(times)
             self._repeat(first, second, now, times)
             self._begun.clear()  # their marks are of before

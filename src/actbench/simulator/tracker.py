@@ -144,7 +144,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # the id is -1 outside of backward passes
             in_backward = torch._C._current_graph_task_id() >= 0
             self._keep(self._workspaces.kept_by(func, args, kwargs or {}, result, in_backward=in_backward))
-        # before the storage is counted, which it resizes
         untold.leave(func, args, result)
         if self._observe is not None:
             self._observe(func, args, kwargs or {}, result)
@@ -153,6 +152,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._replacement = weakref.ref(result.untyped_storage()), func, self.leaves_out(result)
             return result
         self._in_place.note(func, result)
+        # behind what resizes storages: they are counted as they then are
         self.add(found, func)
         if func.namespace in _COLLECTIVES:
             self.communicated.note(self.names, func, args, kwargs or {}, found)

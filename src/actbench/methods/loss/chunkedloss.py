@@ -30,9 +30,9 @@ class _Head(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, source: Source) -> Tensor:
+        # the source is held weakly: an attribute of a node is not freed after the backward pass, as saved tensors are
         ctx.save_for_backward(hidden, weight)
         ctx.set_materialize_grads(False)  # zeros for a gradient that nobody has would be as large as the logits
-        # weak: an attribute of a node is not freed after the backward pass, as its saved tensors are
         ctx.source, ctx.dtypes = weakref.ref(source), dtypes_of(hidden, weight, bias)
         ctx.dtype = source.dtype
         return Logits.of(Recipe.of(source))
@@ -46,8 +46,8 @@ class _Head(torch.autograd.Function):
         with no_autocast(gradient):
             if isinstance(gradient, Promised):
                 slopes: Any = gradient.promise
-                # only the gradient of this call's own output, with every step since undone, is one that the pieces know
                 if isinstance(slopes, Slopes) and slopes.logits.step is None and slopes.logits.source is ctx.source():
+                    # this is the gradient of the call's own output, with every step since undone
                     return *cast_all(slopes.to_source(needs), ctx.dtypes), None
                 gradient = slopes.values()
             gradient = gradient.to(ctx.dtype)

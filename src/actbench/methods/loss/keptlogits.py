@@ -62,5 +62,4 @@ class _KeptLoss(Loss):
 
     def piece(self, index: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return the logits of a piece, and forget them if nobody needs them again."""
-        # autograd has freed the node's saved tensors by then, so that the last reference goes here
         return self.kept[index] if self.again else self.kept.pop(index)
