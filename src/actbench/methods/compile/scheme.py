@@ -86,10 +86,10 @@ class Compile(Scheme):
                 f"{self.spec}: {refused[0]} cannot be compiled: {refused[1]}; leave out compile or the other scheme, "
                 "or take fewbit or randomized with compile"
             )
-        # alike blocks of one scheme share the code of their graphs
+        # shared_code blocks of one scheme share the code of their graphs
         earlier = (part.acts for part in setup.parts if part.spec == self.spec)
-        alike = next((bound.alike for bound in earlier if isinstance(bound, CompiledForward)), None)
-        bound = CompiledForward(module, self.budget, self._backend(module), self.fullgraph, alike)
+        shared_code = next((bound.shared_code for bound in earlier if isinstance(bound, CompiledForward)), None)
+        bound = CompiledForward(module, self.budget, self._backend(module), self.fullgraph, shared_code)
         bound.bind()
         becomes = f"compiled by {bound.backend}, activation budget {self.budget:g}"
         site = Site(path="", was=type(module).__name__, becomes=becomes)
