@@ -188,6 +188,26 @@ def test_a_broken_file_in_the_cache_is_an_error_and_no_code_runs(
     assert capsys.readouterr().out == ""
 
 
+def test_a_download_prints_nothing_among_reports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from torchvision.models import get_model
+
+    def downloaded(url: str, file: str, *_: object, **__: object) -> None:
+        torch.save(get_model("squeezenet1_1", weights=None).state_dict(), file)
+
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(torch.hub, "download_url_to_file", downloaded)
+    monkeypatch.setattr(folder, "offline", lambda: False)
+    monkeypatch.setattr(folder, "reachable", lambda url: True)
+    workload = load("squeezenet1_1", weights="pretrained")
+
+    workload.setup(materialize=True, seed=0)
+
+    assert workload.weights_origin.startswith("pretrained:")
+    assert capsys.readouterr() == ("", "")
+
+
 def test_without_a_network_auto_warns_and_pretrained_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     monkeypatch.setattr(folder, "offline", lambda: False)

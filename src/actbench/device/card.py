@@ -48,6 +48,7 @@ def simulated_device(counters: Counters, note: Callable[[str], None] = lambda te
 
     selected = streams.Selected(counters.devices)
     generators = tuple(card_generator(index) for index in range(counters.devices))
+    # what is entered first comes last: no answer that was given inside may outlive the block
     with ExitStack() as stack:
         stack.callback(_clear_cached_answers)
         patches = stack.enter_context(Patches())
@@ -83,16 +84,20 @@ def _patch_state(patches: Patches, counters: Counters, generators: tuple[CardGen
     cuda = torch.cuda
     patches.replace(
         cuda,
+        # torch.cuda._lazy_init would call the driver
         _initialized=True,
         _cached_device_count=counters.devices,
         _is_in_bad_fork=lambda: False,
         _cudart=driver.Runtime(counters),
+        # torch.cuda took these from torch._C when it was imported
         _exchange_device=torch._C._cuda_exchangeDevice,
         _maybe_exchange_device=torch._C._cuda_maybeExchangeDevice,
         _CudaDeviceProperties=DeviceProperties,
+        # torch would make a tensor on the card to find out
         _check_bf16_tensor_supported=lambda device: True,
         default_generators=generators,
     )
+    # set, not replaced: torch has the name only once _lazy_init has run (torch/cuda/__init__.py)
     patches.set(cuda, "_get_device_properties", driver.properties_of(counters))
     patches.replace(torch.accelerator, get_device_capability=driver.supported_dtypes(counters))
     if torch.version.cuda is None:
@@ -105,6 +110,7 @@ def _patch_classes(patches: Patches) -> None:
     patches.replace(torch, Stream=streams.Stream, Event=streams.Event, Generator=Generator)
     for module in (torch.cuda, torch.cuda.streams):
         patches.replace(module, Stream=streams.Stream, ExternalStream=streams.ExternalStream, Event=streams.CudaEvent)
+    # this module too took the function from torch._C when it was imported
     patches.replace(torch.cuda.graphs, _cuda_isCurrentStreamCapturing=torch._C._cuda_isCurrentStreamCapturing)
     patches.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
     for name in ("CUDAGraph", "graph", "make_graphed_callables"):
@@ -154,6 +160,7 @@ def _patch_sensors(patches: Patches, counters: Counters, note: Callable[[str], N
         clock_rate=sensor("clock_rate", "MHz"),
         device_memory_used=lambda device=None: counters.reserved_bytes(),
     )
+    # torch.cuda has names of torch.cuda.memory as its own
     for module in (torch.cuda, torch.cuda.memory):
         patches.replace(module, list_gpu_processes=processes)
 

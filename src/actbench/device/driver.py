@@ -14,7 +14,7 @@ import torch
 
 from actbench.device.generators import CardGenerator
 from actbench.device.properties import Counters, DeviceProperties, memory_stats
-from actbench.device.streams import Selected, Stream, checked
+from actbench.device.streams import CUDA, Selected, Stream, checked
 from actbench.errors import MeasurementError
 
 _HALVES = (torch.float16, torch.bfloat16)
@@ -57,7 +57,7 @@ def cuda_functions(counters: Counters, selected: Selected, note: Callable[[str],
         "_cuda_getCurrentStream": selected.current,
         "_cuda_getCurrentRawStream": lambda index: selected.current(index)[0],
         "_cuda_getDefaultStream": selected.default,
-        "_cuda_getStreamFromExternal": lambda pointer, index: (pointer, index, 1),
+        "_cuda_getStreamFromExternal": lambda pointer, index: (pointer, index, CUDA),
         "_cuda_setStream": selected.set_stream,
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_emptyCache": lambda *_: counters.empty_cache(),

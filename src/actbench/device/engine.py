@@ -47,11 +47,13 @@ def backward_possible() -> Iterator[None]:
         MeasurementError: A backward pass on the card fails all the same.
     """
     _set_guard()
+    # not entered once for all: the switch belongs to the thread, and backward passes may run in any
     with ExitStack() as stack:
         for module in (torch.autograd, torch.autograd.graph):  # the first imports the function by its name
             run = module._engine_run_backward
             stack.enter_context(attribute(module, "_engine_run_backward", _in_this_thread(run)))
         try:
+            # this also shows that the hooks are in their places in the table (docs/decisions/0042)
             with FakeTensorMode():
                 torch.empty(1, device="cuda:0", requires_grad=True).sum().backward()  # type: ignore[no-untyped-call]
         except RuntimeError as error:
@@ -80,10 +82,12 @@ def _set_guard() -> None:
     guards = (ctypes.c_size_t * (_CUDA + 1)).in_dll(
         shared_library("libc10"), "_ZN3c104impl26device_guard_impl_registryE"
     )
+    # of a guard with devices torch takes no notice, so that a real card keeps its own beside this one
     if guards[_CUDA]:
         torch._C._ensureCUDADeviceGuardSet()
         return
     zero = ctypes.CFUNCTYPE(ctypes.c_size_t)(lambda: 0)
+    # DeviceGuardImplInterface has some 30 virtual functions; more places do no harm
     functions = (ctypes.c_void_p * 64)(*[ctypes.cast(zero, ctypes.c_void_p)] * 64)
     guard = ctypes.c_void_p(ctypes.addressof(functions))
     guards[_CUDA] = ctypes.addressof(guard)

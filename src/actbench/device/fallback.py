@@ -49,6 +49,7 @@ def _run_on_zeros(
             return _HOST
         if not mode.is_our_fake(leaf):
             return leaf
+        # zeros, whose values are in range for an index, a length or a probability
         made = torch.zeros_like(leaf, device=_HOST)
         given[id(made)] = leaf
         storages.add(made.untyped_storage()._cdata)

@@ -40,6 +40,7 @@ class CardGenerator(_HostGenerator):  # type: ignore[misc]
 
     def get_state(self) -> Tensor:
         """Return 16 bytes, uint8, on the host."""
+        # the state is real, and modes would make it fake
         with _disable_current_modes():
             state = super().get_state()
             digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=8).digest()

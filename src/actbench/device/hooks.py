@@ -98,6 +98,7 @@ def answered(cards: int = 1) -> Iterator[None]:
     if not _entered.acquire(blocking=False):
         raise MeasurementError("a simulated card is in use in this process already; one process has one")
     try:
+        # before the hooks are there: the engine would count the card, too, and start a thread for it
         count_devices()
         shown = torch._C._show_config()  # which asks cuDNN for its version where there is a card
         with (
@@ -135,6 +136,7 @@ class _CudaHooks:
         self._table = (ctypes.c_size_t * words).from_buffer_copy(
             (ctypes.c_size_t * words).from_address(self._pointer.value - _FIRST * _WORD)
         )
+        # kept, as the table has nothing but their addresses
         self._functions = {name: signature(_always(answer)) for name, (signature, answer) in given.items()}
         for name, function in self._functions.items():
             self._table[_FIRST + places[name]] = ctypes.cast(function, ctypes.c_void_p).value or 0
@@ -166,6 +168,7 @@ def places_of_functions() -> dict[str, int]:
                 f"a card cannot be simulated: {header} cannot be read ({error.strerror}); install torch from its wheel"
             ) from None
         body = text[text.index(f"struct TORCH_API {base}") :].partition("\n};")[0]
+        # wheels for CUDA and for the CPU are built without what stands there for ROCm
         body = re.sub(r"#ifdef USE_ROCM.*?#endif|//[^\n]*|/\*.*?\*/", "", body, flags=re.DOTALL)
         for name in re.findall(r"\bvirtual\b[^;{=(]*?(~?\w+)\s*\(", body):
             names += [f"{name} (complete)", f"{name} (deleting)"] if name.startswith("~") else [name]

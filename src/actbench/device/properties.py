@@ -81,6 +81,7 @@ class DeviceProperties:
     shared_memory_per_multiprocessor: int
     shared_memory_per_block_optin: int
     uuid: uuid.UUID
+    # these four are the same for all capabilities of the guide's table
     shared_memory_per_block: int = 48 * 2**10
     regs_per_multiprocessor: int = 65536
     max_threads_per_block: int = 1024

@@ -88,6 +88,7 @@ def views(flat: Tensor, members: Sequence[nn.Parameter]) -> list[Tensor]:
     """Return the part of each parameter in a flat tensor, with its strides where it has no gaps."""
     found, offset = [], 0
     for each in members:
+        # on the meta device: the strides are asked for, not memory
         found.append(flat.as_strided(each.shape, torch.empty_like(each, device="meta").stride(), offset))
         offset += each.numel()
     return found
@@ -132,6 +133,7 @@ class Reducer:
                 "DistributedDataParallel(lazy_bucket_allocation=True) is not simulated: leave it out for an upper bound"
             )
         self._params, self._group, self._note, self._works = list(params), process_group, note, works
+        # a small first bucket lets the reduction begin early (kDefaultFirstBucketBytes of reducer.hpp)
         self._caps = list(bucket_bytes_cap_list) or [first_bucket_bytes_cap, bucket_bytes_cap]
         self._find_unused, self._as_view = find_unused_parameters, gradient_as_bucket_view
         self._names = param_to_name_mapping or {}
@@ -141,6 +143,7 @@ class Reducer:
         self._ready: Counter[int] = Counter()
         self._expected: Counter[int] = Counter()
         self._buckets = self._made(bucket_indices)
+        # local_used_map_dev_ of reducer.hpp
         self._used = self._params[0].new_empty(len(self._params), dtype=torch.int32, requires_grad=False)
         self._handles = [
             parameter.register_post_accumulate_grad_hook(self._told_of(index))  # type: ignore[no-untyped-call]
@@ -168,6 +171,7 @@ class Reducer:
         self._reducing, self._finalizing = True, False
 
     def _told_of(self, index: int) -> Callable[[Tensor], None]:
+        # the hook lives as long as the parameter, which must not keep the reducer and its buckets
         own = weakref.ref(self)
 
         def made(_: Tensor) -> None:
@@ -179,9 +183,11 @@ class Reducer:
 
     def _autograd_hook(self, index: int) -> None:
         """Take the gradient that a parameter has now."""
+        # no_sync() lets no forward pass prepare for averaging
         if not self._reducing:
             return
         if not self._finalizing:
+            # as mark_variable_ready of torch's reducer.cpp: it runs when the engine has run all nodes
             Variable._execution_engine.queue_callback(self._finish)
             self._finalizing = True
         self._ready[index] += 1
@@ -202,12 +208,14 @@ class Reducer:
         parameter = self._params[index]
         bucket, view = self._places[index]
         gradient = parameter.grad
+        # torch divides before it adds up, unless a hook for communication does both
         share = 1 if self._hook else 1 / self._group.size()
         if gradient is None:
             view.zero_()
         elif gradient.untyped_storage() is view.untyped_storage():
             view.mul_(share)
         else:
+            # one operator without a temporary, as mark_variable_ready_dense of torch's reducer.cpp
             torch.mul(gradient, share, out=view) if share != 1 else view.copy_(gradient)
             if self._as_view:
                 parameter.grad = view
@@ -275,6 +283,7 @@ class Reducer:
 
     def _rebuild_buckets(self) -> bool:
         """Make buckets anew, by the order of gradients in the first backward pass; return whether it did."""
+        # should_rebuild_buckets of torch's reducer.hpp
         if self._rebuilt or len(self._order) < len(self._params) or (self._find_unused and not self._static):
             return False
         ordered = [self._params[index] for index in self._order]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -38,6 +38,7 @@ class Selected(threading.local):
 
     index = 0
 
+    # threading.local calls it in each thread that comes: every thread begins on card 0, as with CUDA
     def __init__(self, devices: int) -> None:
         self.devices = devices
         self.streams: dict[int, int] = {}
@@ -75,17 +76,16 @@ class Selected(threading.local):
 class Stream(_Stream):  # type: ignore[misc]
     """Stands in for ``torch.Stream`` and ``torch.cuda.Stream``."""
 
-    def __new__(cls, device: Any = None, priority: int = 0, *, stream_ptr: int | None = None, **known: int) -> Any:
+    def __new__(cls, device: Any = None, priority: int = 0, *, stream_ptr: int | None = None, **known: int) -> Self:
         """Return a new stream on a card, or the one with the number ``stream_id`` on the card ``device_index``."""
-        stream = super().__new__(cls, device="cpu")
+        # a stream of CUDA would ask the driver
+        stream: Self = super().__new__(cls, device="cpu")
         number = stream_ptr if stream_ptr is not None else known.get("stream_id")
         stream._number = id(stream) if number is None else number  # a handle is an address with CUDA too
         stream._index = known["device_index"] if "device_index" in known else _index_of(device)
         stream.priority = priority
         stream._before = []
         return stream
-
-    def __init__(self, *arguments: Any, **keywords: Any) -> None: ...
 
     @property
     def device(self) -> torch.device:
@@ -175,7 +175,7 @@ class Stream(_Stream):  # type: ignore[misc]
 class ExternalStream(Stream):
     """Stands in for ``torch.cuda.ExternalStream``."""
 
-    def __new__(cls, stream_ptr: int, device: Any = None, **known: int) -> Any:
+    def __new__(cls, stream_ptr: int, device: Any = None, **known: int) -> Self:
         """Return the stream at ``stream_ptr``."""
         return super().__new__(cls, device, stream_ptr=stream_ptr, **known)
 
@@ -183,15 +183,16 @@ class ExternalStream(Stream):
 class Event(_Event):  # type: ignore[misc]
     """Stands in for ``torch.Event`` and ``torch.cuda.Event``; its times are the host's."""
 
-    def __new__(cls, device: Any = None, enable_timing: bool = False, *_: Any, **__: Any) -> Any:
+    _seconds: float | None
+
+    def __new__(cls, device: Any = None, enable_timing: bool = False, *_: Any, **__: Any) -> Self:
         """Return an event that is not recorded yet; it may ``enable_timing``."""
-        event = super().__new__(cls, device="cpu")
+        # an event of CUDA would ask the driver
+        event: Self = super().__new__(cls, device="cpu")
         event._index = _index_of(device)
         event._seconds = None
         event._times = enable_timing
         return event
-
-    def __init__(self, *arguments: Any, **keywords: Any) -> None: ...
 
     @property
     def device(self) -> torch.device:
@@ -240,7 +241,7 @@ class CudaEvent(Event):
 
     def __new__(
         cls, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
-    ) -> Any:
+    ) -> Self:
         """Return an event that is not recorded yet."""
         return super().__new__(cls, None, enable_timing)
 

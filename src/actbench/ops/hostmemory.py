@@ -29,15 +29,18 @@ def is_elsewhere(x: Tensor) -> bool:
 
 
 def _to_host(x: Tensor) -> Tensor:
+    # a copy to memory that is not page-locked would wait for the device
     host = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda).copy_(x, non_blocking=True)
     NOTED.add(host.untyped_storage())
     return host
 
 
 def _from_host(host: Tensor, device: torch.device) -> Tensor:
+    # torch's pool hands page-locked memory out again only behind such a copy (CachingHostAllocator's record_event)
     return torch.empty_like(host, device=device).copy_(host, non_blocking=True)
 
 
+# no tag says that compilers may order the copies or leave them out
 @define("to_host(Tensor x) -> Tensor", {EVERYWHERE: _to_host}, tags=())
 def to_host(x: Tensor) -> Tensor:
     """Return a copy of ``x`` in host memory, page-locked where ``x`` is on a CUDA device."""

@@ -79,6 +79,7 @@ def define(
     name = schema.partition("(")[0]
 
     def made(contract: Callable[P, R]) -> Callable[P, R]:
+        # see docs/decisions/0006
         library.define(schema, tags=(*tags, torch.Tag.needs_exact_strides))  # type: ignore[no-untyped-call]
         by_key = _filling(contract, implementation) if isinstance(implementation, Kernels) else implementation
         for key, function in by_key.items():
@@ -102,6 +103,7 @@ def define(
             if named or len(arguments) < required:
                 left = {name: value for name, (place, value) in defaults.items() if place >= len(arguments)}
                 return operator(*arguments, **(left | named))  # type: ignore[no-any-return]
+            # parameters with defaults stand last, so that the missing ones are the end of the defaults
             given: Any = arguments if len(arguments) == full else arguments + last[len(arguments) - required :]
             if not here or torch.compiler.is_compiling() or _is_watched():
                 return operator(*given)  # type: ignore[no-any-return]
@@ -184,6 +186,7 @@ def _filling(contract: Callable[..., object], kernels: Kernels) -> dict[str, Imp
     return {"CPU": filled_by(kernels.cpu, True), "CUDA": filled_by(kernels.cuda, False)}
 
 
+# glibc's DEFAULT_MMAP_THRESHOLD_MAX: its threshold grows with what is freed, but no further (man mallopt)
 LEAST_BYTES = 32 * 1024**2
 """From this size on the C library maps each allocation separately, so the advice ends with the tensor."""
 
@@ -198,6 +201,7 @@ def advise(tensor: Tensor) -> bool:
     call = _madvise()
     if call is None:
         return False
+    # madvise takes whole pages, and the first and the last may be shared with others
     start = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
     length = (tensor.data_ptr() + tensor.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
     return call(start, length, mmap.MADV_HUGEPAGE) == 0
@@ -208,6 +212,7 @@ def _madvise() -> Callable[[int, int, int], int] | None:
     """Return the C library's madvise, or None on systems without huge pages."""
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
+    # None is the process itself, which holds the C library
     call = ctypes.CDLL(None).madvise
     call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     call.restype = ctypes.c_int

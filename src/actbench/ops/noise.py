@@ -92,7 +92,9 @@ def check_seed(seed: Tensor, device: torch.device) -> None:
 
 def unmixed(state: int) -> int:
     """Return the seed, 0 to 2**64 - 1, whose words a state is that of: the inverse of :func:`mixed`."""
+    # a number and itself shifted, by xor, are undone by all multiples of the shift below 64
     word = state ^ (state >> 31) ^ (state >> 62)
+    # odd factors have inverses modulo 2**64
     word = (word * pow(SECOND, -1, 1 << 64)) & _WORD
     word = word ^ (word >> 27) ^ (word >> 54)
     word = (word * pow(FIRST, -1, 1 << 64)) & _WORD
@@ -305,6 +307,7 @@ class _Seeds:
     def _batch(self, device: torch.device) -> tuple[Tensor, ...]:
         """Return seeds that are made many at once, as each operator takes the host's time."""
         seeds = self.take(device, _AT_ONCE)
+        # as in take: seeds are real under modes of fake tensors, too
         with torch._C._DisableTorchDispatch():
             return seeds.unbind()
 
@@ -320,6 +323,7 @@ class _Seeds:
             )
         first = signed(mixed(self._start ^ len(self._begun)) if self._begun else self._start)
         if following is None:
+            # a tensor that is made in inference mode could not be moved on outside of it
             with torch.inference_mode(False):
                 following = self._next[device] = torch.full((), first, dtype=torch.int64, device=device)
         else:
@@ -333,6 +337,7 @@ class _Seeds:
             return {}
         names = {"follows": torch.tensor([signed(word) for word in (*self._follows, self._start)])}
         names |= {f"left.{device}": torch.stack(left).cpu() for device, left in self._left.items() if left}
+        # cpu() of a number on the CPU is the number itself, which moves on
         return names | {str(device): self._next[device].cpu().clone() for device in self._begun}
 
     def restore(self, state: dict[str, Tensor]) -> None:
@@ -368,6 +373,7 @@ def captures() -> bool:
 
 
 _HAS_GROUPS = distributed.is_available()
+# by two operators, which take the host longer than a kernel takes to make them (docs/decisions/0046)
 _AT_ONCE = 64
 _MARK = mixed(1)  # what makes a mark another word than the seed
 _seeds = _Seeds()
@@ -446,6 +452,7 @@ def _check_layout() -> None:
     plain, marked = torch.Generator("cpu").manual_seed(1), torch.Generator("cpu").manual_seed(1)
     (first, mark), (second, other) = mark_seeded(marked), mark_seeded(marked)
     different = len({first, mark, second, other}) == 4 and marked.initial_seed() == other
+    # more numbers than two blocks of the generator's 624 words
     drawn, again = (torch.rand(1300, generator=each, device="cpu") for each in (plain, marked))
     same = torch.equal(drawn, again)
     if not (different and same):

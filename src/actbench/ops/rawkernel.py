@@ -62,6 +62,7 @@ def source(stem: str) -> str:
 
 def _placed(name: str, seen: set[str]) -> str:
     seen.add(name)
+    # by these lines the compiler names places in the files, not in what they are put together to
     lines = [f'#line 1 "{name}"']
     text = (resources.files("actbench.kernels") / name).read_text("utf-8")
     for number, line in enumerate(text.splitlines(), start=1):
@@ -98,6 +99,7 @@ def launch(stem: str, kernel: str, macros: Macros, threads: int, *arguments: Ten
         return
     first: Any = arguments[0]
     device = first.get_device()
+    # the names of the macros follow from source and kernel
     key = (stem, kernel, device, *macros.values())
     launcher = _launchers.get(key)
     if launcher is None:
@@ -127,6 +129,7 @@ class _Launcher:
 
     def launch(self, threads: int, arguments: Sequence[Any]) -> None:
         """Start the kernel with other values of its arguments, in torch's current stream."""
+        # torch.cuda.current_device() asks the same behind a look at whether CUDA is initialized
         if _torch._cuda_getDevice() != self._device:
             with torch.cuda.device(self._device):
                 return self.launch(threads, arguments)

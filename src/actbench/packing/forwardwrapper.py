@@ -115,6 +115,7 @@ class ReboundForward:
     @property
     def __signature__(self) -> inspect.Signature:
         """The signature of the earlier forward; trainers choose a batch's columns by it."""
+        # bound to the module, so that the signature begins behind self
         before = self._before or getattr(type(self.module).forward, "__get__")(self.module)  # noqa: B009
         return inspect.signature(before)
 
@@ -124,6 +125,7 @@ class ReboundForward:
         code: CodeType = getattr(self._before or type(self.module).forward, "__code__")  # noqa: B009
         return code
 
+    # weak references can be neither pickled nor copied; the memo of a copy makes this the copy's own module
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_module": self.module}
 

@@ -15,6 +15,7 @@ def nodes_of(*losses: Tensor) -> list[Node]:
         if node is not None and node not in found:
             found.add(node)
             waiting += [following for following, _ in node.next_functions]
+    # nodes are numbered in the order in which they are made
     return sorted(found, key=lambda node: node._sequence_nr())
 
 
@@ -23,4 +24,5 @@ def is_reentrant(*losses: Tensor) -> bool:
 
     Such a part first runs without gradients, and has a graph of its own only in the backward pass.
     """
+    # the node of CheckpointFunction in torch/utils/checkpoint.py
     return any(type(node).__name__ == "CheckpointFunctionBackward" for node in nodes_of(*losses))

@@ -61,12 +61,14 @@ class OnTheSide:
 
     def back(self, tensors: Tensors) -> Copied:
         """Queue copies to blocks that are allocated on the current stream."""
+        # allocated on the stream that needs them, to whose pool of blocks they go back
         blocks = [torch.empty_like(tensor, device=self._device) for tensor in tensors]
         pairs = tuple(zip(blocks, tensors, strict=True))
         return self._queued(lambda: tuple(block.copy_(held, non_blocking=True) for block, held in pairs))
 
     def _queued(self, copy: Callable[[], Tensors]) -> Copied:
         computing = torch.cuda.current_stream(self._device)
+        # what is copied may still be computed
         self._stream.wait_stream(computing)
         with torch.cuda.stream(self._stream):
             tensors = copy()
@@ -79,8 +81,10 @@ def _wait(copied: torch.cuda.Event, computing: torch.cuda.Stream, tensors: Tenso
     computing.wait_event(copied)
     for tensor in tensors:
         current = torch.cuda.current_stream(tensor.device) if tensor.is_cuda else computing
+        # a backward pass may run on another stream than its forward pass
         if current != computing:
             current.wait_event(copied)
+            # the allocator must not reuse the block before that stream has come past it
             tensor.record_stream(current)
 
 

@@ -271,6 +271,7 @@ class SavedTensors:
         if site.guarded and x.is_cuda and captures():
             return self._left(x, "it may hold infinities, and values cannot be read while a CUDA graph is captured")
         with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
+            # an autograd function runs without gradients already, and to enter the context takes time
             parts = codec.pack(flat, layout, site)
         if site.guarded and not isinstance(x, FakeTensor):  # a fake tensor has no values to check
             lost = self._lost(x, flat, codec, parts, site)

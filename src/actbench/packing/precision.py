@@ -27,6 +27,7 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def product_dtype(x: Tensor) -> torch.dtype:
     """Return the type that torch would multiply ``x`` in: autocast's if it is on."""
+    # autocast leaves float64 as it is (cached_cast of aten/src/ATen/autocast_mode.cpp)
     if not _is_autocast(x) or x.dtype == torch.float64:
         return x.dtype
     return torch.get_autocast_dtype(x.device.type)
@@ -34,6 +35,7 @@ def product_dtype(x: Tensor) -> torch.dtype:
 
 def norm_dtype(x: Tensor) -> torch.dtype | None:
     """Return the type that autocast casts x and the parameters of a layer or group norm to, or None if it does not."""
+    # autocast has layer and group norm in its float32 list on CUDA, and in none on a CPU
     if not _is_autocast(x) or x.dtype == torch.float64 or x.device.type != "cuda":
         return None
     return torch.float32

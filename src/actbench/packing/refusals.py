@@ -47,6 +47,7 @@ def check_module(module: object, what: str) -> None:
         if len(held) >= _DEEPEST:
             where = f"{type(module).__name__} nests modules more than {_DEEPEST} deep"
             raise ModelError(f"this {where}: build it of fewer modules inside each other, which torch can walk")
+        # a module in many places is walked through once: else the time would grow as a power of two
         if id(child) not in done:
             inside.append(iter(child.named_children()))
             paths.append(path)
@@ -208,6 +209,7 @@ class NotInParallel:
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         """Raise a ConversionError if ``DistributedDataParallel`` runs the model."""
+        # it is set while the model runs inside of DDP's forward (_inside_ddp_forward)
         if distributed.is_available() and DistributedDataParallel._active_ddp_module is not None:
             raise ConversionError(f"DistributedDataParallel does not go with {self.what}: {self.why}")
 

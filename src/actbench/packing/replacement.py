@@ -125,11 +125,13 @@ def without_hooks(module: nn.Module) -> nn.Module:
     """Return a copy of a module without its hooks, which belong to the layer in the model."""
     bare = copy.copy(module)
     for name in _hook_tables(module):
+        # _is_full_backward_hook is no table
         vars(bare)[name] = OrderedDict() if isinstance(vars(module)[name], dict) else vars(nn.Module())[name]
     return bare
 
 
 def _hook_tables(module: nn.Module) -> list[str]:
+    # torch keeps each kind of hooks in an attribute that nn.Module.__init__ makes
     return [name for name in vars(nn.Module()) if "hook" in name]
 
 
@@ -154,6 +156,7 @@ def swap(model: nn.Module, rule: Rule) -> nn.Module:
     unbind_entries(model)  # an entry belongs to the module that it is bound on
     swapped, changes = model, list[_Change]()
     try:
+        # nothing is changed until the whole walk has raised no error
         swapped = _visit(model, "", rule, {}, changes)
         for parent, name, child in changes:
             parent._modules[name] = child

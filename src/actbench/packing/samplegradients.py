@@ -143,6 +143,7 @@ class SampleGradients:
         """Return the table with room for ids up to ``end - 1``, on the device; NaN for samples never seen."""
         table = self._table
         if table is None or len(table) < end:
+            # twice as long, so that new samples do not copy the table in each step
             grown = torch.full((max(end, 2 * (0 if table is None else len(table))),), torch.nan, device=device)
             if table is not None:
                 grown[: len(table)] = table

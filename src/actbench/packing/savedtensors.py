@@ -64,10 +64,12 @@ class ByStorage(Generic[Value]):
     def __init__(self) -> None:
         self._entries: dict[int, tuple[weakref.KeyedRef[int, UntypedStorage], Value]] = {}
 
+        # a strong reference would be a cycle, and keep the table until the collector runs
         table = weakref.ref(self)
 
         def forget(reference: Any) -> None:
             entries = getattr(table(), "_entries", {})
+            # another storage may have got the address, and the entry, meanwhile
             if entries.get(reference.key, (None,))[0] is reference:
                 del entries[reference.key]
 
@@ -133,6 +135,7 @@ def acted(by: Hashable) -> None:
 
 def left(x: Tensor, reason: str) -> None:
     """Record why ``x`` is not packed; of several reasons the first stays."""
+    # sparse tensors have no storage to ask for
     if observers and x.layout == torch.strided:
         _reasons.setdefault(x.untyped_storage(), reason)
 
@@ -169,6 +172,7 @@ class SharingTable(Generic[Packed]):
     def recall(self, source: Tensor, purpose: Hashable = None) -> Packed | None:
         """Return the packed value of this tensor for a purpose, if the tensor is unchanged, else None."""
         entries = self._packed.get(source.untyped_storage())
+        # inference tensors have no version counter
         if entries is None or source.is_inference():
             return None
         reference = entries.get(_key(source, purpose))

@@ -54,6 +54,7 @@ class Intercepted(TorchFunctionMode):
         rule = self.rules.get(func)
         if rule is None or (types and has_own_functions(types)) or not (self._only_if is None or self._only_if()):
             return func(*args, **kwargs) if kwargs else func(*args)
+        # the replacement may call the function that it replaces
         with _internals.DisableTorchFunction():
             return rule(*args, **kwargs) if kwargs else rule(*args)
 
@@ -185,6 +186,7 @@ def bind_entries(model: nn.Module) -> None:
     unbind_entries(model)  # an earlier scheme may have bound some
     for root, wrappers in _wrapped(model):
         for path, part in root.named_modules():
+            # the front one is bound last, so that it is in front here too
             for wrapper in reversed(wrappers) if path else ():
                 Entry(part, path, wrapper).bind()
 

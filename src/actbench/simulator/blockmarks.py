@@ -125,6 +125,7 @@ class BlockMarks:
 
     def __init__(self, module: nn.Module, blocks: Sequence[Block], tracker: StorageTracker, recorder: Recorder) -> None:
         modules = dict(module.named_modules())
+        # schemes may have wrapped or renamed what the paths name; then no block is marked, rather than some of them
         all_there = all(block.path in modules for block in blocks)
         self._modules = [(block, modules[block.path]) for block in blocks] if all_there else []
         self._tracker, self._recorder = tracker, recorder
@@ -139,6 +140,7 @@ class BlockMarks:
         """Mark what runs inside the block."""
         with ExitStack() as handles:
             for block, module in self._modules:
+                # the first of the hooks, so that what the hooks of schemes allocate counts for the block
                 enter = module.register_forward_pre_hook(partial(self._enter, block), with_kwargs=True, prepend=True)
                 handles.callback(enter.remove)
                 leave = module.register_forward_hook(partial(self._leave, block), with_kwargs=True)
@@ -156,6 +158,7 @@ class BlockMarks:
         keeps_output = False
         for run in self._pass.runs:
             run.is_held = run.is_alive
+            # what a block is given counts once: as kept output, where the block before keeps it anyway
             run.keeps_input = run.keeps_input or (run.is_held and not keeps_output)
             keeps_output = run.keeps_output
 
@@ -187,6 +190,7 @@ class BlockMarks:
             taken = tuple(events_between(begun, ended, tracker.events, tracker.host))
             done = self._recorder.done[begun.done : ended.done]
             if label == BEFORE:
+                # of what ran before the pass, later segments need only what is still alive
                 taken, done = tuple(alive(taken).items()), []
             segments[label] = Segment(taken, tuple(known.setdefault(each, len(known)) for each in done))
         return Trace(
@@ -225,10 +229,12 @@ class BlockMarks:
         if not running.runs:
             self._hook(first, partial(self._reach_stem, running))
         storage = None if first is None else first.untyped_storage()
+        # torch keeps the Python object of a storage as long as the storage lives, so that a weak reference tells
         held = None if storage is None else weakref.ref(storage)
         size = 0 if storage is None else round_up(storage.nbytes(), self._tracker.rounding)
         for run in running.runs:
             run.waits = len(running.runs) + 1 if run.is_alive else run.waits
+        # the same digest in every process, which hash() of a string is not
         kind = hashlib.sha256(text.encode()).hexdigest()[:16]
         running.runs.append(_Run(block, kind, self._place(), _autograd._get_sequence_nr(), held, size))
         running.runs[-1].took = frozenset(self._tracker.names_of(storages(given)))
@@ -245,6 +251,7 @@ class BlockMarks:
         run.output_bytes = sum(round_up(storage.nbytes(), self._tracker.rounding) for storage in returned)
         for tensor in made:
             self._hook(tensor, partial(self._reach, run))
+        # nodes are numbered in the order in which a thread makes them, so those from here on are the block's
         kept = _saved_raw([tensor.grad_fn for tensor in made], run.first_node)
         run.keeps_output = any(id(storage) in kept for storage in returned)
         first = None if run.given is None else run.given()
@@ -255,6 +262,7 @@ class BlockMarks:
     def _hook(self, tensor: Tensor | None, reached: Callable[[], object]) -> None:
         """Call a function when the backward pass comes to the node that made a tensor; nothing keeps the node."""
         if tensor is not None and tensor.grad_fn is not None:
+            # what a prehook returns replaces the gradients: these functions return None
             tensor.grad_fn.register_prehook(lambda gradients: reached())
 
     def _reach(self, run: _Run) -> None:
@@ -343,6 +351,7 @@ def _saved_raw(ends: Iterable[Node | None], first_node: int) -> set[int]:
 
 
 def _nodes_above(ends: Iterable[Node | None], first_node: int) -> Iterator[Node]:
+    # nodes are held, not their ids: torch makes the Python object of a node anew once nobody holds it
     waiting, seen = list(ends), set[Node]()
     while waiting:
         node = waiting.pop()
@@ -355,4 +364,5 @@ def _nodes_above(ends: Iterable[Node | None], first_node: int) -> Iterator[Node]
 @cache
 def _names_of_saved(kind: type[Any]) -> tuple[str, ...]:
     """Return the attributes of a kind of node that have what it saved."""
+    # torch generates _raw_saved_NAME beside _saved_NAME, and only the latter unpacks (tools/autograd of torch)
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved"))

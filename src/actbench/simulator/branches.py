@@ -35,10 +35,12 @@ class Branch:
         cls, operator: str, kernel: Callable[..., Any], applies: Callable[..., bool] = lambda *args, **kwargs: True
     ) -> Branch:
         """Return the branch of an operator of torch, by its name."""
+        # torch's generated kernels are the same for every backend, so that those of the CPU stand for those of CUDA
         return cls(kernel, torch.library.get_kernel(f"aten::{operator}", "AutogradCPU"), applies)
 
     def __call__(self, keys: Any, *args: Any, **kwargs: Any) -> Any:
         """Run on arguments; ``keys`` are those by which torch came here."""
+        # torch's own kernel knows what stands behind a tensor of torch.func's transforms or of forward mode
         transformed = torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
         if transformed or not self.applies(*args, **kwargs):
             return self.own.call_boxed(keys, *args, **kwargs)
@@ -65,6 +67,7 @@ def _cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Tens
         return grad
     weighted = output.conj() * grad
     is_zero = x == 0
+    # torch reads this value to choose the branch (FunctionsManual.cpp, cumprod_backward); here only its bytes count
     is_zero.any()
     turned = weighted.flip(dim)
     summed = turned.cumsum(dim)
@@ -72,6 +75,7 @@ def _cumprod_backward(grad: Tensor, x: Tensor, dim: int, output: Tensor) -> Tens
 
 
 def _below_autograd(operator: Any, *args: Any, **kwargs: Any) -> Tensor:
+    # without a node of the operator's own: the Function around it makes one
     with torch._C._AutoDispatchBelowAutograd():
         result: Tensor = operator(*args, **kwargs)
     return result
@@ -95,9 +99,11 @@ class _Prod(Function):
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, result = ctx.saved_tensors
         if ctx.dim is None:
+            # as prod_backward of FunctionsManual.cpp, copy included
             return grad.clone() if x.dim() == 0 else grad * (result / x).conj(), None
         is_zero = x == 0
         counts = is_zero.sum(ctx.dim, True)
+        # torch reads this sum to choose the branch (FunctionsManual.cpp, prod_backward); here only its bytes count
         counts.sum()
         return grad * (result / x).conj(), None
 
@@ -133,6 +139,7 @@ def _selecting(name: str) -> Callable[[Tensor], Tensor]:
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> Tensor:
             x, value = ctx.saved_tensors
+            # evenly_distribute_backward of FunctionsManual.cpp; on CUDA it multiplies a mask
             chosen = x == value
             shared = torch.zeros_like(x)
             return shared.masked_fill_(chosen, grad / chosen.sum())

@@ -19,14 +19,15 @@ from dataclasses import dataclass, field
 
 from actbench.units import MIB
 
+# kMinBlockSize, kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc and kRoundLarge of c10/core/AllocatorConfig.h
 SMALLEST_BLOCK = 512
-# kSmallSize, kSmallBuffer, kLargeBuffer, kMinLargeAlloc and kRoundLarge of torch
 _SMALL = MIB  # requests up to this share segments of 2 MiB
 _SMALL_SEGMENT = 2 * MIB
 _LARGE_SEGMENT = 20 * MIB
 _OWN_SEGMENT = 10 * MIB  # requests of at least this have segments of their size, in steps of 2 MiB
 _SEGMENT_STEP = 2 * MIB
 _FAR = 1 << 48  # distance between the addresses of segments, which never touch
+# as in find_expandable_block: kSmallBuffer for the pool of small requests, kLargeBuffer for the other one
 _PAGES = {True: 2 * MIB, False: 20 * MIB}  # page sizes of the pool of small requests, and of the other pool
 
 
@@ -106,6 +107,7 @@ class CachingAllocator:
         small = size <= _SMALL
         block = self._best_fit(small, size) or self._more(small, size)
         if block is None:
+            # the order of DeviceCachingAllocator::malloc: free blocks are not asked again after memory is given back
             self.give_back()
             block = self._more(small, size)
         if block is None:
@@ -126,11 +128,13 @@ class CachingAllocator:
 
     def _smallest_rest(self, small: bool) -> int:
         """Return the least bytes at which the rest of a block is cut off."""
+        # should_split of torch: the rest of a large block must be more than kSmallSize, not as much
         return SMALLEST_BLOCK if small else _SMALL + 1
 
     def _best_fit(self, small: bool, size: int) -> Block | None:
         """Take the smallest free block that is large enough, or return None."""
         free = self._free[small]
+        # blocks of one size go by address, as in torch's BlockComparatorSize; -1 is below every address
         index = bisect.bisect_left(free, (size, -1))
         return None if index == len(free) else self._taken(free[index][2])
 
@@ -145,6 +149,7 @@ class CachingAllocator:
     def give_back(self) -> None:
         """Return fully free segments to the driver."""
         for small, free in self._free.items():
+            # release_blocks of torch returns a segment only where no neighbour is left, so that it is one free block
             whole = [entry for entry in free if entry[2].before is None and entry[2].after is None]
             self.reserved_bytes -= sum(size for size, _, _ in whole)
             self._free[small] = [entry for entry in free if entry[2].before is not None or entry[2].after is not None]
@@ -164,6 +169,7 @@ class CachingAllocator:
 
     def _put_back(self, block: Block) -> None:
         block.is_free = True
+        # no two blocks have one address, so that bisect never compares the blocks themselves
         bisect.insort(self._free[block.small], (block.size, block.address, block))
 
     def _taken(self, block: Block) -> Block:
@@ -186,11 +192,13 @@ class ExpandableAllocator(CachingAllocator):
 
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(limit_bytes)
+        # torch's ExpandableSegment takes 9/8 of the card, not of the limit; the difference matters little (decision 12)
         self._segment_bytes = limit_bytes * 9 // 8
         self._end = 1  # first address after all segments
         self._unmapped: dict[bool, list[tuple[int, Block]]] = {True: [], False: []}
 
     def _smallest_rest(self, small: bool) -> int:
+        # should_split of torch takes the rule of small blocks for both pools here: a rest joins what is mapped next
         return SMALLEST_BLOCK
 
     def _best_fit(self, small: bool, size: int) -> Block | None:
@@ -199,6 +207,7 @@ class ExpandableAllocator(CachingAllocator):
         index = bisect.bisect_left(free, (size, -1))
         if index == len(free):
             return None
+        # get_free_block of torch stops at the first block that cannot grow to less, so this is no minimum over all
         while index + 1 < len(free) and _reach(free[index + 1][2]) < _reach(free[index][2]):
             index += 1
         return self._taken(free[index][2])
@@ -217,6 +226,7 @@ class ExpandableAllocator(CachingAllocator):
     def _room(self, small: bool, size: int) -> Block:
         """Return the first block of the lowest run of unmapped and free blocks that a request fits in."""
         for _, unmapped in self._unmapped[small]:
+            # as find_expandable_block of torch: a free block right before an unmapped one grows into it
             before = unmapped.before
             first = before if before is not None and before.is_free else unmapped
             if _is_run(first, size):
@@ -248,6 +258,7 @@ class ExpandableAllocator(CachingAllocator):
     def _unmap(self, block: Block) -> None:
         """Unmap the whole pages in a free block."""
         page = _PAGES[block.small]
+        # segmentRight and segmentLeft in torch's ExpandableSegment::unmap: a page in part stays mapped
         first, last = round_up(block.address, page), block.end // page * page
         if first >= last:
             return
@@ -271,6 +282,7 @@ class ExpandableAllocator(CachingAllocator):
 
     def _take_unmapped(self, block: Block) -> None:
         unmapped = self._unmapped[block.small]
+        # a tuple of the address alone sorts before the entry with that address
         del unmapped[bisect.bisect_left(unmapped, (block.address,))]
 
 

@@ -144,6 +144,7 @@ class CachingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             if found is not None:
                 return known.made_fake(self, found, device_of(args, kwargs))
             func, args = known.without_masks(func, args)
+            # without masks it may be another operator, which looks at no values
             has_form = func in FORMS or _OF_VALUES.isdisjoint(func.tags)
             guessed = NotImplemented if has_form else self.unknown(func, args, kwargs)
             if guessed is not NotImplemented:
@@ -157,6 +158,7 @@ class CachingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             products.check_one_type(func, args)
         result = self._run(func, types, args, kwargs, None if key is None else foreach.few(func, args))
         if key is not None and make is _UNSEEN:
+            # an operator such as resize_ leaves its argument in another form, which a recipe does not make
             changed = func._schema.is_mutable and self._key(func, args, kwargs, []) != key
             self._known[key] = None if changed else cached_result(result, tensors, _before_row(func, args))
         return known.followed(func, args, kwargs, result, tensors)
@@ -185,6 +187,7 @@ class CachingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         made = super().from_tensor(tensor, **options)
         if not isinstance(tensor, FakeTensor) and not tensor.is_floating_point():
             is_part = tensor.nbytes <= known.MOST_BYTES < tensor.untyped_storage().nbytes()
+            # the clone is a real tensor, which a mode would make fake
             with _internals._DisableTorchDispatch():
                 known.keep(made, tensor.clone() if is_part else tensor)
         return made
@@ -198,6 +201,7 @@ class CachingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             eligible = self._eligible[func] = _is_eligible(func)
         if not eligible or torch.is_inference_mode_enabled():
             return None
+        # without dtype= and device= operators go by the defaults, which a script may change
         key: list[Any] = [func, torch.get_default_dtype(), _internals._get_default_device(), *kwargs]
         described = args if not _is_row(func, args) else args[:-1]
         if not (self._describe(described, key, tensors) and self._describe(kwargs.values(), key, tensors)):
@@ -217,6 +221,7 @@ class CachingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
                 key += signature(value)
                 tensors.append(value)
             elif kind in PLAIN:
+                # 1, 1.0 and True are equal and have one hash, but not one result
                 key += (kind, value)
             elif kind is list or kind is tuple:
                 key += (kind, len(value))

@@ -52,6 +52,7 @@ def _by_numbers(
     zero_infinity: bool = False,
 ) -> Tensor:
     rows = log_probs if log_probs.dim() == 3 else log_probs.unsqueeze(1)
+    # LossCTC.cpp of torch widens targets to int64, whatever their type
     losses: Tensor = aten._ctc_loss.default(rows, targets.long(), inputs, lengths, blank, zero_infinity)[0]
     if zero_infinity:
         losses = torch.where(losses == float("inf"), torch.zeros_like(losses[0]), losses)
@@ -74,6 +75,7 @@ def lost(
     """
     frames, rows = log_probs.shape[:2]
     numbers = known.integers(lengths, _UNKNOWN) if isinstance(lengths, Tensor) else lengths
+    # blanks stand between the labels and around them (Graves et al. 2006, section 4.1)
     return log_probs.new_empty(rows), log_probs.new_empty(rows, frames, 2 * max(numbers, default=0) + 1)
 
 

@@ -23,6 +23,7 @@ from actbench.units import KIB, MIB
 
 # as :4096:8 and :4096:2:16:8 would ask for: defaults of aten/src/ATen/cuda/CublasHandlePool.cpp
 _LARGE, _SMALL = 32 * MIB, 8320 * KIB
+# the default of CUBLASLT_WORKSPACE_SIZE, 1024 KiB
 _OF_LT: Final = MIB
 _PASSES: Final = ("forward", "backward")
 """Each runs in a thread with a handle of cuBLAS, and of cuBLASLt, of its own."""
@@ -32,7 +33,9 @@ LT_SIZE, UNIFIED = "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"
 
 _aten = torch.ops.aten
 _SWITCH = {"0": False, "1": True}
+# cuBLAS documents the variable as pairs :SIZE:COUNT, sizes in KiB
 _POOL = re.compile(r":([0-9]+):([0-9]+)")
+# torch reads the variable with std::stoi, which stops at the first letter
 _LEADING_NUMBER = re.compile(r"\s*([0-9]+)")
 _BIASED = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
 
@@ -94,6 +97,7 @@ class Workspaces:
         of_cublas = sum(int(size) * int(count) for size, count in pools) * KIB if pools else usual
         found = _LEADING_NUMBER.match(told.get(LT_SIZE, ""))
         of_lt = _OF_LT if found is None else int(found[1]) * KIB
+        # a switch that is neither 0 nor 1 is taken for one that is not set
         keeps = does.keeps or _SWITCH.get(told.get(CACHE, ""), False)
         return _Sizes(of_cublas, of_lt, keeps, keeps and _SWITCH.get(told.get(UNIFIED, ""), does.shares))
 
@@ -116,6 +120,7 @@ class Workspaces:
 
     def product_bytes(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> int:
         """Return the bytes that an operator allocates for the libraries and frees before it returns."""
+        # a workspace that stays is counted once, as kept, not with each product
         if func not in OF_MATRICES or not self.are_counted or self._sizes.are_kept:
             return 0
         return self._sizes.of_lt if _runs_by_lt(func.overloadpacket, args, kwargs, result) else self._sizes.of_cublas
@@ -129,6 +134,7 @@ def _runs_by_lt(packet: Any, args: Sequence[Any], kwargs: Mapping[str, Any], res
     """Return whether cuBLASLt computes it, by torch's conditions: it adds one vector to each row, or is scaled."""
     if packet is not _aten.addmm:
         return packet is _aten._scaled_mm
+    # the conditions are those of addmm_out_cuda_impl in aten/src/ATen/native/cuda/Blas.cpp
     bias, *matrices = args[:3]
     is_vector = bias.dim() == 1 and bias.is_contiguous() and bias.shape[0] == result.shape[1]
     plain = is_vector and kwargs.get("beta", 1) == 1 and result.is_contiguous() and result.dtype in _BIASED

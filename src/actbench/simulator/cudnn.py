@@ -20,6 +20,7 @@ from torch import Tensor
 
 from actbench.simulator.profiles import DeviceProfile
 
+# measured on an H200 with ResNet-50 and DenseNet-201 (docs/decisions/0034)
 _LARGE_PLANE, _LARGE_PLANE_BACKWARD = 14 * 14, 28 * 28
 """Pixels of an output from which products of matrices run without copies."""
 
@@ -58,6 +59,7 @@ def _copies(profile: DeviceProfile, x: Tensor, weight: Tensor, groups: int) -> b
     if not profile.workspaces or x.dim() != 4 or not (half or (x.dtype == torch.float32 and profile.has_tensor_float)):
         return False
     fills = all(size * x.element_size() % _VECTOR_BYTES == 0 for size in weight.shape[:2])
+    # as many groups as output channels are depthwise; of one output channel there is one group in any case
     return groups < max(weight.shape[0], 2) and not (_is_last(x, weight) and fills)
 
 
@@ -77,6 +79,7 @@ def _transformed_bytes(weight: Tensor, output: Tensor) -> int:
     outputs, inputs = weight.shape[:2]
     images, _, height, width = output.shape
     tiles = images * math.ceil(height / _TILE) * math.ceil(width / _TILE)
+    # for each channel of a tile, and for each pair of channels of the weight, 36 numbers
     return _TRANSFORMED**2 * (tiles * (inputs + outputs) + inputs * outputs) * output.element_size()
 
 

@@ -113,6 +113,7 @@ def _replace(module: nn.Module, mode: FakeTensorMode, place: Callable[[Tensor], 
 def _twin(
     tensor: Tensor, mode: FakeTensorMode, twins: dict[int, tuple[Tensor, Tensor]], device: torch.device
 ) -> Tensor:
+    # a fake tensor of the meta device has no place, so it gets a twin like a real one
     if isinstance(tensor, FakeTensor) and tensor.fake_mode is mode and tensor.device.type != "meta":
         if tensor.device != device:
             with mode:
@@ -124,6 +125,7 @@ def _twin(
             twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
         if isinstance(tensor, nn.Parameter):
             twin = nn.Parameter(twin, requires_grad=tensor.requires_grad)
+        # attributes that others set on a parameter, such as transformers' marks of loaded weights, go along
         for name, value in vars(tensor).items():
             vars(twin).setdefault(name, value)
         twins[id(tensor)] = (tensor, twin)  # keeps the tensor alive too: a new tensor could get the id of a dead one
@@ -133,6 +135,7 @@ def _twin(
 def _put(tensor: FakeTensor, value: FakeTensor) -> None:
     """Give a fake tensor the memory of another, where that is."""
     tensor.data = value
+    # setting data does not change the attribute in Python that FakeTensor.device returns
     tensor.fake_device = value.fake_device
 
 
@@ -209,6 +212,7 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
         found = func(*fake_args, **fake_kwargs)
         is_small = isinstance(found, FakeTensor) and found.is_floating_point() and found.nbytes <= LARGEST_REAL_BYTES
         if is_small and func._schema.name not in known.EMPTY and known.value_of(found) is None:
+            # a card draws from a generator of its own, so that the CPU's has to stay as it is
             with _host_generator_kept() if _is_seeded(func) else nullcontext():
                 value = known.computed(func, args, kwargs)
             if isinstance(value, Tensor):
@@ -245,6 +249,7 @@ class RealDataBecomesFake(TorchFunctionMode):
         self._mode = mode
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # each access of Tensor.data.__set__ makes another wrapper: they are equal, not identical
         if func == _SET_DATA and isinstance(args[0], FakeTensor) and not isinstance(args[1], FakeTensor):
             args = args[0], self._mode.from_tensor(args[1])
         return func(*args, **(kwargs or {}))
@@ -267,6 +272,7 @@ def fakes_accepted() -> Iterator[None]:
         stack.enter_context(replaced(torch.utils, "swap_tensors", _swap_fake))
         stack.enter_context(replaced(_lazily.UninitializedTensorMixin, "materialize", _materialize_fake))
         stack.enter_context(replaced(nn.init, "_no_grad_trunc_normal_", _leave_fake))
+        # transformers.core_model_loading would start threads, in which no mode of this thread holds
         stack.enter_context(_environment("HF_DEACTIVATE_ASYNC_LOAD", "1"))
         yield
 
@@ -279,6 +285,7 @@ def _is_seeded(func: Any) -> bool:
 @contextmanager
 def _host_generator_kept() -> Iterator[None]:
     """Inside the block, let what the card draws be drawn on the CPU, whose generator then has its state again."""
+    # the state of a generator is a tensor, which the modes around this would make fake
     with torch._C._DisableTorchDispatch():
         before = torch.default_generator.get_state()
         try:
@@ -336,6 +343,7 @@ def _materialize_fake(materialize: Callable[..., None]) -> Callable[..., None]:
         if not isinstance(wanted, FakeTensor):
             materialize(lazy, shape, device, dtype)
             return
+        # a FakeTensor is made of a meta tensor that is none itself
         with torch._C._DisableTorchDispatch():
             bare = torch.empty(shape, device="meta", dtype=wanted.dtype)
         made = FakeTensor(wanted.fake_mode, bare, wanted.device)  # not `wanted`: torch swaps none with a weak reference
@@ -351,6 +359,7 @@ def _leave_fake(fill: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def filled(tensor: Tensor, mean: float, std: float, *args: Any, **kwargs: Any) -> Tensor:
         if not isinstance(tensor, FakeTensor):
             return fill(tensor, mean, std, *args, **kwargs)
+        # torch's loop ends when no value is out of bounds, and of fake values nobody knows that
         with torch.no_grad():
             return tensor.normal_(mean, std, generator=kwargs.get("generator"))
 

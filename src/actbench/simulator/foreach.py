@@ -38,6 +38,7 @@ def few(func: Any, args: tuple[Any, ...]) -> Few | None:
     if func.namespace != "aten" or not func._schema.name.startswith("aten::_foreach_"):
         return None
     lists = [arg for arg in args if isinstance(arg, list | tuple)]
+    # operators of scalar lists and of tensor lists have them equally long; anything else runs whole
     if len({len(each) for each in lists}) != 1:
         return None
     forms: dict[tuple[Any, ...], int] = {}

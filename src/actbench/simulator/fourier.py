@@ -25,6 +25,7 @@ def transform(args: Any, result: Tensor) -> int:
 def to_real(args: Any, result: Tensor) -> int:
     """Return the bytes of the temporaries of ``_fft_c2r``: all but the last dimension are transformed first, apart."""
     x, (*others, last) = args[:2]
+    # _fft_c2r_mkl of aten/src/ATen/native/mkl/SpectralOps.cpp
     if not others:
         return transform((x, [last]), result)
     between = _strides_of_result(x.shape, x.stride(), others)
@@ -47,6 +48,7 @@ def _is_copied(shape: Sequence[int], strides: Sequence[int], dims: Sequence[int]
 
 def _strides_of_result(shape: Sequence[int], strides: Sequence[int], dims: Sequence[int]) -> list[int]:
     """Return the strides of what MKL writes: transformed dimensions are innermost, in the order of their strides."""
+    # as _sort_dims of aten/src/ATen/native/mkl/SpectralOps.cpp
     by_stride = sorted((dim % len(shape) for dim in dims), key=lambda dim: -strides[dim])
     order = [*_order(shape, strides, dims), *by_stride]
     made = dict(zip(order, (math.prod(shape[dim] for dim in order[at + 1 :]) for at in range(len(order))), strict=True))

@@ -14,6 +14,7 @@ from actbench.device.patches import replaced
 
 aten = torch.ops.aten
 
+# TORCH_META_FUNC(mse_loss) of aten/src/ATen/native/Loss.cpp makes all elements, and then calls resize_({})
 LEAVE_MORE = frozenset((aten.mse_loss.default, aten.smooth_l1_loss.default, aten.binary_cross_entropy.default))
 """Losses that torch computes for each element and resizes to one number; a storage does not shrink."""
 

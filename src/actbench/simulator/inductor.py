@@ -87,6 +87,7 @@ class Inductor:
             for owner, name, value in self._replacements():
                 stack.enter_context(attribute(owner, name, value))
             # code for this card is for no other card, and for no other simulation
+            # before the block too: a cache may hold what was compiled for a real card, or for another profile
             for forget in (torch._dynamo.reset, torch._inductor.utils.clear_caches, _forget_card):
                 forget()
                 stack.callback(forget)
@@ -114,6 +115,7 @@ class Inductor:
         yield AsyncCompile, "triton", lambda _, name, source, device_str="cuda": _Kernel(source, self._ran)
         yield AsyncCompile, "cpp_pybinding", _on_real_tensors(AsyncCompile.cpp_pybinding)
         yield AsyncCompile, "warm_pool", classmethod(lambda cls: None)
+        # with more, Inductor compiles in processes of its own, where nothing of this is replaced
         yield torch._inductor.config, "compile_threads", 1
         # a driver tells for what card code is generated
         driver, stand_in = _triton_driver(), _Driver(self._capability)
@@ -123,6 +125,7 @@ class Inductor:
         yield ConstantFolder, "run", _folded_on_host(ConstantFolder.run)
         yield proxy_tensor, "unset_fake_temporarily", _on_host
         yield pad_mm, "_should_pad", _padded_by_rule(pad_mm._should_pad)
+        # _should_pad returns a cached answer before it would measure both forms
         yield pad_mm, "get_cached_should_pad", lambda key: True
         # it makes optimizer state while it traces, and calls this before
         yield OptimizerVariable, "graph_break_if_pending_mutation", _refuse_optimizer
@@ -182,6 +185,7 @@ class _Kernel:
         named = zip(self._names, args, strict=False)
         again = [each for name, each in named if name.startswith(_READ_AND_WRITTEN) and isinstance(each, FakeTensor)]
         if moved:
+            # what a kernel updates in place is moved twice
             one_kernel([], [*moved, *again])
 
 
@@ -236,6 +240,7 @@ def _on_real_tensors(build: Callable[..., Any]) -> Callable[..., Any]:
             nonlocal kernel
             if any(isinstance(each, FakeTensor) for each in given):
                 return
+            # built when it first runs: on fake tensors none does
             kernel = build(*args) if kernel is None else kernel
             kernel(*given)
 

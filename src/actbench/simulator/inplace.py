@@ -46,6 +46,7 @@ class InPlace:
         filled = None if self._filled is None or func not in _CHANGE else self._filled()
         if filled is None or filled is not args[0].untyped_storage():
             return False
+        # a function of Python is run as its author wrote it, in place or not
         return self._is_of_node(filled) and not isinstance(_node(), BackwardCFunction)
 
     def note(self, func: Any, result: Any) -> None:
@@ -58,6 +59,7 @@ class InPlace:
         if number != self._number:
             self._number, self._made = number, weakref.WeakSet()
         self._made.add(storage)
+        # formulas change in place only what they made as the last thing before
         if func in _MAKE:
             self._filled = weakref.ref(storage)
 
@@ -90,4 +92,5 @@ def _can_be_added_to(gradient: Any) -> bool:
     """Return whether autograd would add to a gradient in place; a view has a base, which refers to it too."""
     if not isinstance(gradient, Tensor) or gradient._is_view():
         return False
+    # as can_accumulate_inplace of torch/csrc/autograd/input_buffer.cpp
     return gradient.is_contiguous() or is_non_overlapping_and_dense_or_false(gradient)  # the second takes long

@@ -101,8 +101,10 @@ def keep(fake: FakeTensor, value: Tensor, views: _Views | None = None) -> None:
 def value_of(tensor: Any) -> Tensor | None:
     """Return the value of a tensor, as a real tensor not to be changed; None if it is unknown."""
     if not isinstance(tensor, FakeTensor):
+        # subclasses may hold their values in any form, and meta tensors have none
         return tensor if isinstance(tensor, Tensor) and type(tensor) is Tensor and not tensor.is_meta else None
     found: _Known | None = vars(tensor).get(NAME)
+    # torch's own mode keeps the values of small tensors that torch.tensor made, until they are changed
     return tensor.constant if found is None else found.value
 
 
@@ -111,6 +113,7 @@ def integers(tensor: Tensor, unknown: str) -> list[int]:
     value = value_of(tensor)
     if value is None:
         raise UntraceableError(unknown)
+    # the value is real, and modes would make what is read of it fake
     with _disabled():
         return [int(each) for each in value.reshape(-1)]
 
@@ -153,6 +156,7 @@ def followed(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: 
 def _follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
     """Keep the values of what an operator returned, if they follow from known ones; forget values that it changed."""
     if func._schema.name in EMPTY:
+        # what the operator left there is no value yet: the CPU's twin would have other numbers
         return
     writes = func._schema.is_mutable
     outputs = [leaf for leaf in _flat(result) if isinstance(leaf, FakeTensor)]
@@ -170,6 +174,7 @@ def _follow(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
             _forget(func, args, kwargs)
         return
     shared = {
+        # views of one value go with it when it is changed
         known.value.untyped_storage()._cdata: known.views
         for known in _all_known((args, kwargs))
         if known.value is not None

@@ -93,6 +93,7 @@ def _part(leaf: Any, given: _Given, before: int) -> CachedResult | None:
     if type(leaf) in PLAIN:
         return Constant(leaf)
     if type(leaf) is not FakeTensor or leaf.constant is not None or not is_plain(leaf):
+        # one that knows its value (FakeTensor.constant) would hand it on to every other
         return None
     place = given.places.get(id(leaf))
     if place is not None:
@@ -157,6 +158,7 @@ class NewTensor(NamedTuple):
     def __call__(self, mode: FakeTensorMode, given: Sequence[FakeTensor], before: int) -> FakeTensor:
         """CachedResult a tensor of a mode."""
         with _internals._DisableTorchDispatch():
+            # a FakeTensor is made of a meta tensor that is none itself
             if self.source is None:
                 bare = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
             else:
@@ -164,6 +166,7 @@ class NewTensor(NamedTuple):
                 source = given[self.source]
                 offset = source.storage_offset() + self.first + before
                 bare.set_(source.untyped_storage(), offset, self.shape, self.stride)
+        # as in FakeTensor.__new__: a meta tensor that dispatches as one of the device, with no pointer to hand out
         made = _make_subclass(FakeTensor, bare, False, dispatch_device=True, device_for_backend_keys=self.device)
         if mode._allow_unsafe_data_ptr_access:
             _internals._set_warn_deprecated_on_mutable_data_ptr(made)

@@ -25,6 +25,7 @@ aten = torch.ops.aten
 
 Kernel = Literal["flash", "efficient", "math"]
 
+# the mem_eff_alignment of preprocess_mask in aten/src/ATen/native/transformers/attention.cpp
 _MASK_ALIGNMENT = 8
 
 
@@ -43,10 +44,12 @@ def choose(profile: DeviceProfile, q: Tensor, k: Tensor, v: Tensor, mask: Tensor
         return "math"
     half = q.dtype in (torch.float16, torch.bfloat16)
     same_width = q.shape[-1] == v.shape[-1]
+    # flash attention of torch takes no causal mask of other than square scores (sdp_utils.cpp)
     square = q.shape[2] == k.shape[2] or not is_causal
     if profile.has_tensor_float and half and mask is None and same_width and square and q.shape[-1] <= 256:
         return "flash"
     known_type = q.dtype in (torch.float32, torch.float16) or (q.dtype == torch.bfloat16 and profile.has_tensor_float)
+    # minimum_gemm_alignment of sdp_utils.cpp: 16 bytes for tensor cores, one element without them
     alignment = 8 if half else 4 if profile.has_tensor_float else 1
     aligned = q.shape[-1] % alignment == 0 and v.shape[-1] % alignment == 0
     return "efficient" if known_type and aligned and q.shape[1] == k.shape[1] else "math"
@@ -87,6 +90,7 @@ def attend(
 
 
 def _is_fusable(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    # check_tensor_shapes, check_last_dim_stride_equals_1_dense and others of sdp_utils_cpp.h
     all_four = all(t.dim() == 4 and t.stride(-1) == 1 and t.numel() > 0 for t in (q, k, v))
     return all_four and q.shape[0] == k.shape[0] == v.shape[0] and k.shape[1] == v.shape[1]
 
@@ -94,6 +98,7 @@ def _is_fusable(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, scale: float) -> Tensor:
     """Run the flash kernel; pad a width that is no multiple of 8 with zeros, and cut the output."""
     width = q.shape[-1]
+    # torch pads the last dimension to multiples of 8 before it calls the kernel (attention.cpp, pad_last_dim)
     if width % 8:
         q, k, v = (F.pad(t, (0, -width % 8)) for t in (q, k, v))
     fused = aten._scaled_dot_product_flash_attention.default
@@ -110,6 +115,7 @@ def _aligned(mask: Tensor) -> Tensor:
     if mask.stride(-1) == 1 and all(stride % _MASK_ALIGNMENT == 0 for stride in mask.stride()[:-1]):
         return mask
     columns = mask.shape[-1]
+    # pad_bias of torch adds a whole 8 to columns that are a multiple of 8, where only other strides are unaligned
     return F.pad(mask, (0, _MASK_ALIGNMENT - columns % _MASK_ALIGNMENT))[..., :columns]
 
 
@@ -138,6 +144,7 @@ def card_operators(profile: DeviceProfile) -> AbstractContextManager[None]:
 @contextmanager
 def _replaced(kernels: Mapping[tuple[str, str], Callable[..., Any]]) -> Iterator[None]:
     """Inside the block, let operators of torch, by their names and dispatch keys, run these kernels."""
+    # a library, and no mode: it holds in every thread and in code of C++, until it is destroyed
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     composed = {name: kernel for (name, key), kernel in kernels.items() if key in ("AutogradCPU", "AutogradCUDA")}
     token = _composites.set(
@@ -187,6 +194,7 @@ class _BothSaved(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, y = ctx.saved_tensors
+        # the saved input lends only its dtype, but it is memory all the same
         return getattr(aten, f"_{ctx.name}_backward_data").default(grads[0], y, ctx.dim, x.dtype), None, None, None
 
 

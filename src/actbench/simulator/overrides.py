@@ -153,12 +153,14 @@ def _zeroed(module: nn.Module, names: Callable[[Any], list[str]]) -> Iterator[No
     with Patches() as patches:
         for owner in _owners(module):
             for name in names(owner):
+                # of the value's own type, so that a flag becomes False and a rate 0.0
                 patches.set(owner, name, type(getattr(owner, name))(0))
         yield
 
 
 def _owners(module: nn.Module) -> list[Any]:
     parts = list(module.modules())
+    # many modules share one config, which must not be patched twice
     configs = {id(part.config): part.config for part in parts if hasattr(part, "config")}
     return [*parts, *configs.values()]
 

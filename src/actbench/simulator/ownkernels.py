@@ -42,6 +42,7 @@ def uncontiguous(*tensors: Tensor) -> int:
     return sum(bytes_of(each) for each in tensors if not each.is_contiguous())
 
 
+# copy_transpose_valid and copy_same_type_transpose_ of aten/src/ATen/native/Copy.cpp: blocks of 60 by 60
 _BLOCK = 60 * 60
 
 
@@ -86,6 +87,7 @@ def _promoted(args: Any, result: Any) -> int:
     tensors = [each for each in args[:2] if isinstance(each, Tensor)]
     if len({each.dtype for each in tensors}) == 1 and result.dtype in (tensors[0].dtype, torch.bool):
         return 0
+    # compute_types of TensorIterator.cpp casts operands to one dtype on a CPU
     computed = torch.result_type(*args[:2])
     if result.dtype != torch.bool:
         computed = torch.promote_types(computed, result.dtype)
@@ -106,6 +108,7 @@ def _sorted(args: Any, result: Any) -> int:
 
 def _kth(args: Any, result: Any) -> int:
     """All values are sorted in a copy, with their places."""
+    # kthvalue_out_impl_cpu of aten/src/ATen/native/Sorting.cpp
     x: Tensor = args[0]
     return bytes_of(x) + x.numel() * _INDEX_BYTES
 
@@ -117,6 +120,7 @@ def _whole(args: Any, result: Any) -> int:
 def _median(args: Any, result: Any) -> int:
     """Rows that are not dense are copied beside each other."""
     x: Tensor = args[0]
+    # median_with_indices_impl of aten/src/ATen/native/Sorting.cpp makes the dimension contiguous
     if not x.dim() or x.stride(args[1]) <= 1:
         return 0
     return bytes_of(x) + (_turned(x.movedim(args[1], -1)) if x.dim() == 2 else 0)
@@ -130,6 +134,7 @@ def _index_widened(args: Any, result: Any) -> int:
 
 def _rolled(args: Any, result: Tensor) -> int:
     """Dimensions are rolled one after the other, and each result waits until the last is done."""
+    # roll_common of ATen/native/TensorTransformations.h
     return bytes_of(result) * (len(args[2]) - 1) if len(args) > 2 and len(args[2]) > 1 else uncontiguous(args[0])
 
 
@@ -141,6 +146,7 @@ def _expanded(x: Tensor, batch: Any) -> int:
 
 def _distances(args: Any, result: Tensor) -> int:
     """Matrices of points are copied where one stands for several of a batch; of ``_cdist_forward``."""
+    # cdist_impl of aten/src/ATen/native/Distance.cpp
     x, y = args[:2]
     return sum(_expanded(each, result.shape[:-2]) for each in (x, y))
 
@@ -153,6 +159,7 @@ def _distances_backward(args: Any, result: Tensor) -> int:
 
 def _soft_margins(args: Any, result: Tensor) -> int:
     """The negative target, its product with the input and the exponential are alive before the result is made."""
+    # soft_margin_loss_backward_out of aten/src/ATen/native/Loss.cpp
     return 2 * bytes_of(args[1])
 
 
@@ -163,6 +170,7 @@ def _margins(args: Any, result: Any) -> int:
     return (3 if result.dim() == 0 else 2) * losses * each
 
 
+# flash_attention_kernel_impl of aten/src/ATen/native/cpu/FlashAttentionKernel.cpp chooses tiles by these
 _FEW_ROWS, _MANY_ROWS = 192, 768
 _KEYS_AT_ONCE = 512
 
@@ -178,6 +186,7 @@ def _attention(args: Any, result: Any) -> int:
     query, key = args[:2]
     rows, columns = _tile(query, key)
     width: int = query.shape[-1]
+    # scores are computed in float32, whatever the type of queries and keys
     return torch.get_num_threads() * rows * (columns + 2 + width) * 4
 
 

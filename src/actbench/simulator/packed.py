@@ -69,6 +69,7 @@ class _Pack(torch.autograd.Function):
         sizes = [sum(length > step for length in of_rows) for step in range(max(of_rows))]
         in_time = x.transpose(0, 1) if batch_first else x
         data = torch.cat([run.flatten(0, 1) for run in _runs(in_time, sizes)])
+        # torch wants batch sizes in host memory, also of data on a card
         made = torch.tensor(sizes)
         ctx.shape, ctx.sizes, ctx.batch_first = in_time.shape, sizes, batch_first
         ctx.mark_non_differentiable(made)

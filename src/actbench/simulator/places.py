@@ -23,6 +23,7 @@ _OTHER_CARD = (
 
 def address(storage: UntypedStorage) -> int:
     """Return a number of a storage without memory that no other has while it lives; 0 of an empty one."""
+    # the address of the storage's object in C++: the data of a fake storage have none
     return storage._cdata if storage.nbytes() else 0
 
 

@@ -101,6 +101,7 @@ class DeviceTable(Data):
     launch: Delay | None = None
     peer: Rate | None = None  # that of link
     devices: Annotated[int, Field(strict=True, gt=0, le=2**20)] = 8
+    # one network card of 100 Gbit/s
     network: Rate = 12.5
     machine: str = ""
     sustained: Share = 1.0

@@ -62,6 +62,7 @@ def _selecting(ignores_nan: bool) -> Callable[..., Tensor]:
         if interpolation in _BETWEEN:
             weights = (torch.full_like(ranks, 0.5) if interpolation == "midpoint" else ranks - places).to(x.dtype)
             places = torch.cat([places, ranks.ceil_().long()], -1)
+        # a second tensor of places, as torch's selection makes it: only its bytes count here
         rows, places = rows.contiguous(), torch.empty_like(places)
         found = rows.gather(-1, places.narrow(-1, 0, count))
         if interpolation in _BETWEEN:

@@ -24,6 +24,7 @@ aten = torch.ops.aten
 
 FORWARD, BACKWARD = aten._cudnn_rnn, aten._cudnn_rnn_backward
 
+# the numbers of cudnnRNNMode_t
 _MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}
 _GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 _KEPT = {0: 1, 1: 1, 2: 5, 3: 6}
@@ -100,9 +101,11 @@ def backward_bytes(profile: DeviceProfile, args: Any, result: Any) -> int:
     """Return the bytes of the temporaries of ``_cudnn_rnn_backward``: of the input's gradient, then of the weights'."""
     x, batch_first, wanted = args[0], args[14], args[21]
     hx, cx, output, of_output, of_hy, of_cy = args[4:10]
+    # _cudnn_rnn_backward of aten/src/ATen/native/cudnn/RNN.cpp makes undefined gradients zeros
     zeros = [of for of, given in ((output, of_output), (hx, of_hy), (cx, of_cy)) if given is None and of is not None]
     always = _workspace(profile, _recurrence(_of_forward(args))) + _copied(x, batch_first=batch_first)
     copied = 0 if of_output is None else _copied(of_output, batch_first=batch_first)
+    # the copy goes before the weights' gradients come (_cudnn_rnn_backward_input, then _weight of RNN.cpp)
     made_later = sum(map(_bytes, args[1])) if wanted[3] else 0
     return sum(map(_bytes, zeros)) + always + max(copied - made_later, 0)
 
@@ -138,6 +141,7 @@ def _layers(name: str, mode: int) -> Callable[..., Any]:
         flat = weights[0].detach()  # torch keeps all weights in one tensor, and this stands for it
         shape = (mode, hx.shape[2], 0, layers, batch_first)
         options: tuple[Any, ...] = (*shape, dropout, train, bidirectional, [*batch_sizes], None)
+        # the weights of a layer and direction: two matrices, and with biases two vectors
         outputs = FORWARD.default(x, weights, 4 if has_biases else 2, flat, hx, cx, *options)
         return tuple(outputs[: 2 if cx is None else 3])
 
@@ -176,12 +180,14 @@ def _check(name: str, x: Tensor, hx: Tensor, cx: Tensor | None) -> None:
 
 def _of_forward(args: Sequence[Any]) -> Sequence[Any]:
     """Return the arguments of ``_cudnn_rnn`` among those of its gradient."""
+    # by the schemas: between them are the outputs and their gradients
     return (*args[:6], *args[10:20])
 
 
 def _recurrence(args: Sequence[Any]) -> Recurrence:
     """Return what decides the bytes, from the arguments of ``_cudnn_rnn``."""
     x, weights, _, _, _, _, mode, hidden, _, layers, batch_first, dropout, train, bidirectional, sizes = args[:15]
+    # cuDNN pads packed sequences: it is asked for as many steps and rows as the longest and the first have
     if sizes:
         steps, rows, positions = len(sizes), sizes[0], sum(sizes)
     else:

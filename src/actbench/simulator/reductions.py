@@ -15,6 +15,7 @@ from torch import Tensor
 from actbench.simulator.caching import SMALLEST_BLOCK, round_up
 
 _WARP = 32
+# max_reduce_threads of Reduce.cuh; its threads are fewer where each has several results side by side
 _MOST_THREADS = 512
 _LEAST_VALUES, _MOST_VALUES = 16, 256  # that a thread adds up: values_per_thread in setReduceConfig
 
@@ -36,6 +37,7 @@ def buffer_bytes(x: Tensor, reduced: Collection[int], sum_bytes: int, processors
     vector = 1 if along or kept[0][0] != 1 else _vector(x, [*kept[:1], *over, *kept[1:]])
     width, height = _block(inputs if along else outputs // vector, outputs if along else inputs, vector)
     values = _over(inputs, width) if along else inputs
+    # threads of a block share no sums then, and have too few values for blocks to share any
     if values < height * _LEAST_VALUES and values < _MOST_VALUES:
         return 0
     values = _over(values, height)
@@ -45,9 +47,11 @@ def buffer_bytes(x: Tensor, reduced: Collection[int], sum_bytes: int, processors
     )
     if values < _MOST_VALUES or blocks > most:
         return 0
+    # ctas_per_output of setReduceConfig: the device is filled, but a thread adds up 16 values at least, 256 at most
     sharing = max(min(_over(most, blocks), _over(values, _LEAST_VALUES)), _over(values, _MOST_VALUES))
     if sharing == 1:
         return 0
+    # global_memory_size of Reduce.cuh
     staged = sum_bytes * outputs * sharing * (1 if along else width * vector)
     # beside the sums an int32 counts the blocks that are done, for each group of those that share results
     return round_up(staged, SMALLEST_BLOCK) + round_up(4 * blocks, SMALLEST_BLOCK)
@@ -71,6 +75,7 @@ def _vector(x: Tensor, dims: list[tuple[int, int]]) -> int:
 
 
 def _block(first: int, second: int, vector: int) -> tuple[int, int]:
+    # set_block_dimension of Reduce.cuh rounds both down to powers of two
     most = _MOST_THREADS // vector
     first, second = (min(most, 1 << max(size, 1).bit_length() - 1) for size in (first, second))
     height = min(second, most // min(first, _WARP))

@@ -81,10 +81,12 @@ class Pools:
     def allocate(self, stream: str, name: int, amount: int) -> bool:
         """Return whether a request is served; where the device is full, all streams return their free segments."""
         pool = self.of(stream)
+        # all streams share the memory of one device: a pool may grow by what the others leave
         pool.limit_bytes = self.limit_bytes - self.reserved_bytes + pool.reserved_bytes
         try:
             pool.allocate(name, amount)
         except OutOfSegments:
+            # release_cached_blocks of CUDACachingAllocator gives back those of all streams
             for other in self._of.values():
                 if other is not pool:
                     other.give_back()

@@ -55,6 +55,7 @@ def needed_bytes(first: tuple[int, Ran], second: tuple[int, Ran], *, limit_bytes
         if ran.reading.reserved_bytes is None:
             return peak
         scaled = [
+            # no size falls to 0, which would be a free
             list(zip(named, np.maximum(np.rint(low + share * (high - low)), low > 0).astype(int).tolist(), strict=True))
             for named, low, high in zip(names, *amounts, strict=True)
         ]

@@ -45,6 +45,7 @@ class _Search:
 
     def result(self, batch_size: int, reading: MemoryReading) -> LargestBatch:
         self._note(batch_size, reading)
+        # a batch of nothing needs what is there in any case
         fixed = (0, reading.weights_bytes + (reading.gradients_bytes or 0) + (reading.optimizer_bytes or 0))
         guess = search.predict(fixed, (batch_size, self._trials[batch_size].needed_bytes or 1), self._limit)
         for _ in range(_MAX_PREDICTIONS):
@@ -57,6 +58,7 @@ class _Search:
         known = dict(self._trials)
         found = search.largest(self._try, memory_limit_bytes=self._limit, known=known, largest_tried=self._most)
         seconds = self._seconds.get(found.batch_size)
+        # the step of the reading was measured before, and is no trial
         return found.model_copy(update={"trials": len(self._trials) - 1, "estimated_step_seconds": seconds})
 
     def _predict(self) -> bool:

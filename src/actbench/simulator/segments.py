@@ -33,6 +33,7 @@ def parts_between(
     """Return what is held and taken between each two places in a row; times are 0 if none is estimated."""
     held: dict[int, int] = {}
     live, at, parts = state_bytes, 0, list[Part]()
+    # the part in front of the first place only tells what is alive there, and is left out at the end
     for begun, ended in itertools.pairwise([Place(0, 0), *places]):
         first = peak = live
         for name, amount in events[at : ended.events]:

@@ -41,6 +41,7 @@ class SharedOpCache:
         """Return the cached results of all processes that simulated a device; none where they cannot be read."""
         known: OpCache = {}
         operators: dict[str, Any] = {}
+        # recipes only save time
         with suppress(OSError):
             with self._locked(fcntl.LOCK_SH) as length:
                 held = os.pread(self._file, length, _LENGTH.size)
@@ -68,6 +69,7 @@ class SharedOpCache:
     @contextmanager
     def _locked(self, kind: int) -> Iterator[int]:
         """Lock the file, and yield the bytes of its parts."""
+        # lockf locks for a process; flock would lock for the open file, which forked processes share
         fcntl.lockf(self._file, kind)
         try:
             written = os.pread(self._file, _LENGTH.size, 0)

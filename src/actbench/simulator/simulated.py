@@ -227,16 +227,19 @@ def _read(
     loss, before, begun = _forward(step, tracker, recorder)
     gathered = tracker.names(footprint.gathered(step.setup.module, own))
     tracker.communicated.gathered |= gathered
+    # what FSDP2 gathers for a block is no activation, though it may be alive here
     held = alive(tracker.events) if gathered else {}
     after = tracker.live_bytes - sum(held.get(name, 0) for name in gathered)
     step.backward(loss)
     step.around_forward = lambda: None
+    # the first step of the optimizer makes its state, and later ones do not
     recorder.is_on = False
     marks.ended()
     gradients = [tensor for tensor in footprint.gradients(step) if not tracker.leaves_out(tensor)]
     gradients_bytes, gradients_named = footprint.stored_bytes(gradients), tracker.names(gradients)
     if watch:
         simulatedstep.own(watch, tracker, watching.gradients(step))
+    # a step of training holds neither while its optimizer runs
     del loss, gradients
     peak_bytes, peak_at, updating = tracker.peak_bytes, tracker.peak_at, len(tracker.events)
     host_updating = len(tracker.host)
@@ -286,6 +289,7 @@ def _read(
         peak_parts=moments.parts(events, peak_at, kinds, more),
     )
     step_taken, update = events[begun:updating], events[repeating:]
+    # two steps in a row: the allocator keeps from the first what the second then finds
     return reading, [events[:begun], step_taken, events[updating:repeating], update, step_taken, update]
 
 

@@ -66,6 +66,7 @@ class MicroPasses:
             if waiting == len(parts) - 1:
                 self._begun.clear()  # a step may be run anew
             self._begun.append(_Begun(parts[-waiting - 1], mark, len(self._recorder.done)))
+            # two in a row, each with the one before, whose storages it may free
             if not self._all_run and len(self._begun) > 3:
                 self._leave_out(*self._begun[-4:])
 
@@ -80,6 +81,7 @@ class MicroPasses:
         parts = [first.part, now.part, *self._step.waiting]
         times = sum(1 for _ in takewhile(lambda part: _form(part) == _form(second.part), parts)) - 2
         if times > 0 and self._did(*begun[:3]) == self._did(*begun[1:]):
+            # of those that are parts the first has run, and the one that begins now will
             self._step.skip(times)
             self._repeat(first, second, now, times)
             self._begun.clear()  # their marks are of before
@@ -195,6 +197,7 @@ def _between(first: Mapping[int, int], then: Mapping[int, int]) -> Sequence[Even
     """Return events that turn one set of storages into another; frees come first."""
     freed = [(name, 0) for name in first if name not in then]
     changed = [(name, amount) for name, amount in then.items() if first.get(name, 0) != amount]
+    # what shrinks comes before what grows, so that nothing on the way is a peak
     return [*freed, *sorted(changed, key=lambda event: event[1] - first.get(event[0], 0))]
 
 

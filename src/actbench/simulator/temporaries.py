@@ -49,6 +49,7 @@ def convolution_backward(args: Any, result: Any) -> int:
         of_input = onednn.output_peak(conv) if transposed else onednn.image_peak(conv)
     if wanted[1]:
         of_weight = onednn.weight_peak(conv)
+    # the peaks include the gradients, which count as results
     return copied + max(of_input, x_grad + of_weight) - x_grad - w_grad
 
 
@@ -139,6 +140,7 @@ def _group_norm_backward(args: Any, result: Any) -> int:
     return sums + (0 if _has_layout(grad, _layout_of(x)) else 2 * bytes_of(x))
 
 
+# _use_vectorized_kernel_cond_2d of aten/src/ATen/native/cpu/UpSampleKernel.cpp
 _SMALL_IMAGE = 128
 """Height and width of images, added, up to which upsampling runs with channels last."""
 
@@ -171,21 +173,25 @@ def _with_ones(shape: torch.Size, added: list[int]) -> list[int]:
 
 def _sum(args: Any, result: Tensor) -> int:
     """A sum in another dtype is computed from a copy in that dtype; CUDA avoids the copy for half types."""
+    # make_reduction of ATen/native/ReduceOpsUtils.h
     x: Tensor = args[0]
     return 0 if result.dtype == x.dtype else x.numel() * result.element_size()
 
 
 def _sum_on_cuda(processors: Processors, args: Any, result: Tensor) -> int:
     x: Tensor = args[0]
+    # gpu_lowp_to_f32 in make_reduction
     is_half = x.dtype in (torch.float16, torch.bfloat16)
     copied = 0 if is_half and result.dtype == torch.float32 else _sum(args, result)
     asked = args[1] if len(args) > 1 else None
     over = {dim % x.dim() for dim in asked or range(x.dim())} if x.dim() else set()
+    # sums of half types are added up in float32
     return copied + buffer_bytes(x, over, max(4, result.element_size()), processors)
 
 
 def _safe_softmax(args: Any, result: Tensor) -> int:
     """One byte per score marks minus infinity, and one byte per row marks rows that are all minus infinity."""
+    # masked and masked_rows of _safe_softmax in aten/src/ATen/native/transformers/attention.cpp
     return result.numel() + result.numel() // max(result.shape[-1], 1)
 
 
@@ -196,6 +202,7 @@ def _flash_attention_backward(args: Any, result: Any) -> int:
     # dq_accum and softmax_d of mha_bwd: aten/src/ATen/native/transformers/cuda/flash_attn/flash_api.cpp
     tiled: int = batch * heads * round_up(rows, 128)
     shared: int = 2 * bytes_of(key) // key.shape[1] * heads if key.shape[1] != heads else 0
+    # mha_bwd rounds the width of heads up to a multiple of 32
     return tiled * round_up(width, 32) * 4 + tiled * 4 + shared
 
 
@@ -212,6 +219,7 @@ def _reduced(args: Any, result: Tensor) -> int:
 
 def _softmax_backward(args: Any, result: Tensor) -> int:
     """The product of the gradient and the output is made before it is summed."""
+    # softmax_backward_cuda_out of aten/src/ATen/native/cuda/SoftMax.cu
     grad, output = args[:2]
     size: int = grad.numel() * max(grad.element_size(), output.element_size())
     return size
@@ -225,6 +233,7 @@ def _layer_norm_backward(args: Any, result: Any) -> int:
     return uncontiguous(*args[:2])
 
 
+# should_use_small_sort of Sort.cpp in aten/src/ATen/native/cuda, and the segments of SortStable.cu
 _SHORT_ROW, _MANY_ROWS, _PLACE_BYTES = 4096, 128, 8
 
 
@@ -274,6 +283,7 @@ _CUDA: Mapping[Any, Formula] = {
     **_BOTH,
     **dict.fromkeys((aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default), copied_bytes),
     **dict.fromkeys((aten.sort.default, aten.sort.stable), _rows_sorted),
+    # measured on an H200, as are the copies of layer norms (docs/decisions/0034)
     aten._softmax_backward_data.default: _softmax_backward,
     aten.native_layer_norm.default: _input_copied,
     aten.native_layer_norm_backward.default: _layer_norm_backward,

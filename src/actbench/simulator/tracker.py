@@ -73,6 +73,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         workspaces: Names of the workspaces that stay.
     """
 
+    # without it torch refuses higher-order operators, such as flex attention, under a mode
     supports_higher_order_operators = True
     real_form: Callable[[Any], Callable[..., Any] | None] = staticmethod(lambda func: None)
     """Tells the real form of a custom operator, which is run on the card in its place."""
@@ -140,6 +141,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return args[0].device
         result = func(*args, **(kwargs or {}))
         if func in OF_MATRICES:
+            # the id is -1 outside of backward passes
             in_backward = torch._C._current_graph_task_id() >= 0
             self._keep(self._workspaces.kept_by(func, args, kwargs or {}, result, in_backward=in_backward))
         hiddenmemory.leave(func, args, result)
@@ -150,6 +152,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._replacement = weakref.ref(result.untyped_storage()), func, self.leaves_out(result)
             return result
         self._in_place.note(func, result)
+        # behind what resizes storages: they are counted as they then are
         self.add(found, func)
         if func.namespace in _COLLECTIVES:
             self.communicated.note(self.names, func, args, kwargs or {}, found)
@@ -160,8 +163,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _composed(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run the operators that an operator is composed of; NotImplemented if it is not."""
+        # a mode is off while its own __torch_dispatch__ runs
         with self:
             if isinstance(func, HigherOrderOperator):
+                # torch registers the eager form of higher-order operators under this key
                 return func.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
             form = self.real_form(func)
             if form is not None and any(map(is_on_card, tensors_of((args, kwargs)))):
@@ -260,6 +265,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         previous = before.names
         for first in (*firsts, begun.names):
             for name, amount in events:
+                # names of before the first micro-batch are of what all of them share
                 shift = first - begun.names if name >= begun.names else previous - before.names
                 copies.append((name + shift if name >= before.names else name, amount))
             previous = first
@@ -296,6 +302,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _enter(self, storage: torch.UntypedStorage, func: Any, free: bool) -> None:
         key = id(storage)  # torch keeps one Python object for each storage while it lives
         if key not in self._known:
+            # a weak reference alone: a strong one would keep alive what it is to see die
             self._watched[key] = weakref.ref(storage, lambda _: self._leave(key))
             self._known[key] = (self._name(), 0)
             self._made(self._known[key][0], func)
@@ -320,6 +327,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if before and not storage.nbytes():
             self.events.append((name, 0))
             self._live_bytes -= before
+        # under a new name: a later part of the events must not free what an earlier one did
         if not storage.nbytes() or not before:
             self._known[key] = (self._name(), 0)
         if storage.nbytes():

@@ -81,6 +81,7 @@ class Unmodelled:
 
     def __init__(self, profile: DeviceProfile) -> None:
         self._of_cuda = temporaries.cuda(profile) if profile.is_cuda else None
+        # dicts, for their order: reasons name operators as they ran
         self._found: dict[str, None] = {}
         self._unknown: dict[str, None] = {}
         self._has_recurrence = self._in_double = False

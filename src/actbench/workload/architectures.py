@@ -193,6 +193,7 @@ def _library_class(name: str) -> Any:
     """Return the model class that transformers exports under an untrusted name, or None."""
     if name.startswith("_") or name not in dir(transformers):
         return None
+    # the file of a class is imported here (_LazyModule), and fails where a library of its is missing
     try:
         found = getattr(transformers, name)
     except (AttributeError, ImportError, RuntimeError):
@@ -206,6 +207,7 @@ def _guessed(config: Any, source: Source) -> Choice:
     if not able:
         raise ModelError(f"model {source.spec!r}: a {config.model_type} model does none of {', '.join(AUTO_CLASSES)}")
     task = next(iter(able))
+    # decoders have classifiers too, but text is what they are trained for
     if task == "sequence-classification" and "causal-lm" in able and "masked-lm" not in able:
         task = "causal-lm"
     cls = able[task][0]

@@ -89,6 +89,7 @@ def setup_of(case: Case, module: nn.Module, loss: Loss, **fields: Any) -> Traini
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Seed torch's CPU generator inside the block and restore it afterwards."""
+    # by default fork_rng saves the states of all CUDA devices, and warns where there are several
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
@@ -132,6 +133,7 @@ def tokens(batch_size: int, length: int, vocabulary: int, excluded: Iterable[int
 def masked_labels(ids: Tensor, random: torch.Generator) -> Tensor:
     """Return labels ``(batch, length)`` int64: 15 % of the ids and the first of each row, the rest ignored."""
     kept = torch.rand(ids.shape, generator=random) < MASKED_SHARE
+    # a row without a label would have a mean over nothing, which is NaN
     kept[:, 0] = True
     return torch.where(kept, ids, IGNORED_LABEL)
 

@@ -125,6 +125,7 @@ def make(config: Any, task: Task, cls: Any, sizes: Sizes, batch_size: int, dtype
     return {"pixel_values": pixels(config, batch_size, sizes.image, dtype, random), **written}
 
 
+# the crop that models are trained on with ImageNet
 _USUAL_SIZE = 224
 OBJECTS = 8  # COCO has 7.3 per image
 MASKED_SHARE = 0.6  # of the patches, as SimMIM hides them (Xie et al. 2021, arXiv 2111.09886)
@@ -162,6 +163,7 @@ def image_batch(
         case "semantic-segmentation":
             made["labels"] = torch.randint(max(2, config.num_labels), (batch_size, *size), generator=random)
         case "depth-estimation":
+            # GLPN's loss takes the logarithm of depths above 0 only (SiLogLoss of modeling_glpn.py of transformers)
             made["labels"] = 1 + torch.rand(batch_size, *size, generator=random).to(dtype)
         case "object-detection":
             made["labels"] = [_objects(config.num_labels, dtype, random) for _ in range(batch_size)]
@@ -183,6 +185,7 @@ def pixels(config: Any, batch_size: int, size: tuple[int, int], dtype: torch.dty
 
 
 def _objects(classes: int, dtype: torch.dtype, random: torch.Generator) -> dict[str, Tensor]:
+    # with these centers and extents no box reaches beyond the image
     centers = 0.3 + 0.4 * torch.rand(OBJECTS, 2, generator=random)
     extents = 0.1 + 0.4 * torch.rand(OBJECTS, 2, generator=random)
     return {
@@ -194,6 +197,7 @@ def _objects(classes: int, dtype: torch.dtype, random: torch.Generator) -> dict[
 def _prompted(
     config: Any, batch_size: int, size: tuple[int, int], dtype: torch.dtype, random: torch.Generator
 ) -> dict[str, Tensor]:
+    # the decoder of SAM upsamples the grid of patches twice (SamMaskDecoder of transformers)
     height, width = (4 * edge // config.vision_config.patch_size for edge in size)
     points = torch.rand(batch_size, 1, 1, 2, generator=random) * torch.tensor([size[1], size[0]])
     return {
@@ -210,6 +214,7 @@ def _patches(config: Any, size: tuple[int, int]) -> int:
 
 
 SECONDS = 10
+# waveforms of 16 kHz, and features of every 10 ms, as transformers' feature extractors make them
 SAMPLES = SECONDS * 16_000
 FRAMES = SECONDS * 100
 
@@ -233,6 +238,7 @@ def audio_shape(config: Any, cls: Any, spec: str) -> tuple[int, ...]:
     elif hasattr(config, "feature_projection_input_dim"):
         found = (FRAMES, config.feature_projection_input_dim)
     elif hasattr(config, "max_source_positions") and hasattr(config, "num_mel_bins"):
+        # Whisper's second convolution halves the frames, before its table of positions
         found = (config.num_mel_bins, 2 * config.max_source_positions)
     elif encoder is not config and hasattr(encoder, "num_mel_bins"):
         found = (FRAMES, encoder.num_mel_bins)

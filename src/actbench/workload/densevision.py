@@ -77,6 +77,7 @@ class SegmentationWorkload(TorchvisionWorkload):
                 "than one value per channel: take --batch-size 2 or more for each micro-batch"
             )
         output = module(batch["images"])
+        # as references/segmentation/train.py of torchvision, where 255 marks the borders of objects
         losses = {name: F.cross_entropy(scores, batch["labels"], ignore_index=255) for name, scores in output.items()}
         return losses["out"] + AUXILIARY_WEIGHT * losses["aux"] if "aux" in losses else losses["out"]
 
@@ -129,6 +130,7 @@ class DetectionWorkload(TorchvisionWorkload):
 
     def _objects(self, dtype: torch.dtype, random: torch.Generator) -> dict[str, Tensor]:
         height, width = self.size
+        # no box is empty, and none reaches beyond the image
         begin = 0.5 * torch.rand(OBJECTS, 2, generator=random)
         end = begin + 0.1 + 0.4 * torch.rand(OBJECTS, 2, generator=random)
         made = {

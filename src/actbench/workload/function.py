@@ -98,12 +98,14 @@ class FunctionWorkload(base.Workload):
             ModelError: ``make_batch`` fails, returns no mapping, or returns the same shapes for every n.
             UntraceableError: ``make_batch`` reads values of fake tensors.
         """
+        # a batch may be asked for before any setup
         make_batch = self._make_batch or self._batches(seed)
         with seeded(seed):
             batch = self._file.run(lambda: make_batch(batch_size), fakes=active_fake_mode() is not None)
         if not hasattr(batch, "items"):
             found = type(batch).__name__.removeprefix("Fake")
             raise ModelError(f"{self.spec}: make_batch returned {found}, not a dict of tensors; {CONTRACT}")
+        # mappings of libraries, such as BatchEncoding of transformers, are no dicts
         batch = dict(batch.items())
         if rows_of(batch) != batch_size:
             if not self._uncut:
@@ -138,6 +140,7 @@ class FunctionWorkload(base.Workload):
         """Return ``make_batch`` of a second model, built without memory if possible."""
         try:
             return self._built(materialize=False, seed=seed)[0].make_batch
+        # a function that reads values of large tensors builds them for real
         except UntraceableError:
             return self._built(materialize=True, seed=seed)[0].make_batch
 
@@ -146,6 +149,7 @@ class FunctionWorkload(base.Workload):
         with seeded(seed), nullcontext() if materialize else without_memory(mode):
             parts = self._parts(self._file.run(self._build, fakes=not materialize))
             check_module(parts.module, self.spec)
+            # to() and to_fake may make new parameters, and the user's optimizer holds these
             before = list(parts.module.parameters())
             self._file.run(lambda: self._in_training(parts.module), fakes=not materialize)
         if not materialize:
@@ -184,6 +188,7 @@ class FunctionWorkload(base.Workload):
                 with full_rows(batch), known_scalars(module):
                     value: Any = loss(module, batch)
             except KeyError as error:
+                # a KeyError of the model's own code is no mistake in the batch
                 if not _lacks(batch, error) or not self._file.raised(error):
                     raise
                 raise ModelError(

@@ -53,6 +53,7 @@ class GenerationStep(TrainStep):
         super().__init__(setup, batch)
         assert case.generate is not None
         self._case, self._whole, self._passes = case, whole, case.generate - 1
+        # generate of transformers asks for the last logits alone, where the model can give them
         taken = inspect.signature(setup.module.forward).parameters
         self._options = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
         self.cache_bytes = 0
@@ -92,6 +93,7 @@ class GenerationStep(TrainStep):
     def _pass(self, ids: Tensor) -> None:
         with torch.no_grad(), self.setup.autocast(), full_rows(self.batch), known_scalars(self.setup.module):
             found = self.setup.module(input_ids=ids, past_key_values=self._cache, use_cache=True, **self._options)
+            # as GenerationMixin._sample of transformers: a copy in float32, so that the logits of the prompt are freed
             scores = found.logits[:, -1].to(copy=True, dtype=torch.float32)
             self._ids = torch.cat([self._ids, scores.argmax(-1, keepdim=True)], dim=-1)
         self.around_cache(self._held())
@@ -147,6 +149,7 @@ def _longer(held: Any, more: int, window: int | None) -> Any:
     if not isinstance(held, Tensor) or held.dim() < 3:
         return held
     length = held.shape[-2] + more
+    # a sliding layer of transformers keeps window - 1 tokens, which the next one joins
     if window is not None and held.shape[-2] >= window - 1:
         return held
     shape = [*held.shape[:-2], length if window is None else min(length, window), held.shape[-1]]

@@ -153,6 +153,7 @@ class HuggingFaceWorkload(base.Workload):
         return (f"{code} ({missing} cannot be imported here): bytes and seconds are of this code, not of the kernels",)
 
     def _random(self, attention: Attention) -> Callable[[], nn.Module]:
+        # _from_config writes the attention and the dtype into the config that it is given
         config = copy.deepcopy(self._config)
         apart = {**self._source.config, **self._source.changes}.get("tie_word_embeddings") is False
 
@@ -169,11 +170,13 @@ class HuggingFaceWorkload(base.Workload):
     def _loaded(self, attention: Attention, files: tuple[Any, ...]) -> Callable[[], nn.Module]:
         def make() -> nn.Module:
             module, report = self._class.from_pretrained(
+                # no name: nothing is looked up in the cache or on the hub beside the tensors given
                 None,
                 config=copy.deepcopy(self._config),
                 state_dict=folder.read_tensors(files),
                 attn_implementation=self._asked(attention),
                 dtype=self._dtype,
+                # what does not fit is reported, and then refused in words of ours
                 ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
@@ -200,6 +203,7 @@ def renamed(model: nn.Module, tensors: dict[str, Tensor], place: Path) -> dict[s
             None,
             config=copy.deepcopy(model.config),
             state_dict=dict(tensors),
+            # the widest of the folder's types, so that no tensor is rounded
             dtype=functools.reduce(torch.promote_types, dtypes or {torch.float32}),
             ignore_mismatched_sizes=True,
             output_loading_info=True,
@@ -256,10 +260,12 @@ def _settled(config: Any, task: Task, image_size: ImageSize | None) -> Any:
     """Set what this task needs in a config and pretraining did not."""
     _set_image_size(image_part(config), image_size)
     if task == "sequence-classification":
+        # classifiers of decoders take several rows only with a padding token (GenericForSequenceClassification)
         if getattr(config, "pad_token_id", None) is None:
             config.pad_token_id = (text.special_ids(config, "eos_token_id") or [0])[0]
         if config.problem_type is None and config.num_labels > 1:
             config.problem_type = "single_label_classification"  # our labels are; else DeBERTa reads their values
+    # without it BertLMHeadModel and its like attend to later tokens
     if task == "causal-lm" and "masked-lm" in architectures.tasks(config):
         config.is_decoder = True
     return config

@@ -152,6 +152,7 @@ def _mask_loss(module: nn.Module, batch: Batch) -> Tensor:
     target = batch[TARGET].flatten(1)[:, None].expand_as(masks)
     chance = masks.sigmoid()
     missed = F.binary_cross_entropy_with_logits(masks, target, reduction="none")
+    # focal loss (Lin et al., arXiv 1708.02002) with gamma = 2 and no weights of classes
     focal = ((1 - chance * target - (1 - chance) * (1 - target)) ** 2 * missed).mean(-1)
     both, all_of = (chance * target).sum(-1), (chance + target).sum(-1)
     found = 20 * focal + 1 - (2 * both + 1) / (all_of + 1)

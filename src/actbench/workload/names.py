@@ -166,6 +166,7 @@ def is_own(spec: str) -> bool:
 
 def _split_changes(spec: str) -> tuple[str, dict[str, Any]]:
     head, at, tail = spec.rpartition("@")
+    # a path may hold an @ of its own
     if not at or ("=" not in tail and os.path.exists(spec)):
         return spec, {}
     changes: dict[str, Any] = {}
@@ -185,6 +186,7 @@ def _value(text: str) -> Any:
         raise ModelError(f"model settings: {text!r} is nested too deeply") from None
     except ValueError:
         value = int(text[:20]) if _DIGITS.fullmatch(text) else text  # Python limits the digits of an int
+    # written so that NaN, which json reads, is refused too
     if isinstance(value, int | float) and not abs(value) < COUNT_LIMIT:
         raise ModelError(f"model settings: {text} is no number that 64 bits count")
     return value

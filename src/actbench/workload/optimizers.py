@@ -106,6 +106,7 @@ class Muon(optim.Optimizer):
 
     def _share(self) -> None:
         for part, group in zip(self._parts, self.param_groups, strict=True):
+            # schedulers and checkpoints change the groups and the state of this object, which both parts must see
             part.param_groups, part.state = [group], self.state
 
 

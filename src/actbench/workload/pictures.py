@@ -36,6 +36,7 @@ def token_count(config: Any, cls: Any, size: tuple[int, int], spec: str) -> int:
     random, mode = base.generator(0), fake_mode()
     model: Any
     with boundary(f"model {spec!r} cannot be built from its config", ModelError):
+        # _from_config writes into the config that it is given
         model = to_fake(
             base.construct(lambda: cls._from_config(copy.deepcopy(config)), materialize=False, seed=0), mode
         )
@@ -98,6 +99,7 @@ def _encoded(
     channels = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", None) or 3
     if kind in _IN_PATCHES:
         side, merged = vision.patch_size, vision.patch_size * vision.spatial_merge_size
+        # whole merged patches, as the image processors of these models resize to
         grid = [max(1, edge // merged) * vision.spatial_merge_size for edge in size]
         values = channels * vision.temporal_patch_size * side**2
         patches = torch.randn(batch_size * grid[0] * grid[1], values, generator=random).to(dtype)

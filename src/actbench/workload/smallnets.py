@@ -47,6 +47,7 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, channels: int, width: int, stride: int) -> None:
         super().__init__()
+        # without biases, which the norms behind them would take away again
         self.conv1 = nn.Conv2d(channels, width, 3, stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu1 = nn.ReLU(inplace=True)

@@ -108,6 +108,7 @@ def find_source(name: ModelName, case: Case) -> Source:
 
 
 def _hub_folder(repository: str, case: Case) -> Path:
+    # a config in the cache may have come without its code
     found = None if case.trust_remote_code else folder.cached((repository,), weights=False)
     if found is not None:
         return found

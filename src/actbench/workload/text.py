@@ -133,6 +133,7 @@ def special_ids(config: Any, name: str) -> list[int]:
 
 def _end(config: Any, ids: Tensor) -> None:
     end = special_ids(config, "eos_token_id")
+    # a changed vocab_size may leave no row for the end token
     if end and end[0] < config.get_text_config().vocab_size:
         ids[:, -1] = end[0]
 

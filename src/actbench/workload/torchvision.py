@@ -8,7 +8,7 @@ import inspect
 import io
 import re
 import warnings
-from contextlib import redirect_stderr
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -30,6 +30,7 @@ from actbench.workload.base import construct, float_type
 models: Any = torchvision.models  # type checkers do not see the names that it re-exports
 
 USUAL_SIZE = 224
+# of ImageNet-1k, on which the published weights were trained
 CLASSES = 1000
 INCEPTION_SIZE = 299  # in smaller images, nothing is left for the auxiliary classifier
 # Weights of the auxiliary classifiers: Szegedy et al. 2014 (GoogLeNet) and the torchvision reference for Inception v3.
@@ -47,6 +48,7 @@ def tasks() -> dict[str, Task]:
     """Return the models that actbench can train, by name: classification, then segmentation and detection."""
     found: dict[str, Task] = dict.fromkeys(torchvision_names(), "image-classification")
     found |= dict.fromkeys(models.list_models(module=models.segmentation), "semantic-segmentation")
+    # their targets are key points, which no batch here has
     detection = [name for name in models.list_models(module=models.detection) if not name.startswith("keypoint")]
     return found | dict.fromkeys(detection, "object-detection")
 
@@ -70,6 +72,7 @@ def check_torchvision_name(name: str) -> None:
 def published_weights(name: str) -> tuple[int, Any]:
     """Return the smallest image size (pixels) of published weights, and these weights."""
     published = models.get_model_weights(name)
+    # transforms is a functools.partial of the preset, whose keywords hold the size
     size = {weights: int(weights.transforms.keywords.get("crop_size", USUAL_SIZE)) for weights in published}
     smallest = min(size.values(), default=USUAL_SIZE)
     fitting = [weights for weights in published if size[weights] == smallest]
@@ -189,6 +192,7 @@ class TorchvisionWorkload(base.Workload):
             parent, _, name = path.rpartition(".")
             if not isinstance(module.get_submodule(parent), nn.Sequential):
                 raise ModelError(f"{self.spec}: {path} stands in no row of modules, and cannot be left out")
+            # del of an item would renumber the others (Sequential.__delitem__), and their weights would not be found
             delattr(module.get_submodule(parent), name)
 
     def _load(self, module: nn.Module) -> str:
@@ -202,6 +206,7 @@ class TorchvisionWorkload(base.Workload):
         if not file.exists() and (folder.offline() or not folder.reachable(weights.url)):
             return self._without_weights(f"{weights.url} does not answer and nothing is cached at {file}")
         try:
+            # without some blocks the file has more than the model takes
             module.load_state_dict(_read(weights.url), strict=not self._left_out)
         except (RuntimeError, OSError, EOFError, UnpicklingError) as error:
             problem = (str(error).strip() or type(error).__name__).splitlines()[-1].strip()
@@ -251,6 +256,7 @@ def fetch_archive(url: str, folder: Path, md5: str) -> None:
 def _size_option(name: str) -> str | None:
     """Return the constructor's argument for the image size, if the model has one (its weights depend on it)."""
     builder = models.get_model_builder(name)
+    # the builder's own signature ends in **kwargs; the class that it returns names the option
     made = inspect.get_annotations(builder, eval_str=True)["return"]
     return next(
         (option for option in ("image_size", "input_size") if option in inspect.signature(made).parameters), None
@@ -259,7 +265,8 @@ def _size_option(name: str) -> str | None:
 
 def _read(url: str) -> dict[str, Tensor]:
     """Read weights from torch's cache or the network; ``weights_only`` runs no code."""
-    with redirect_stderr(io.StringIO()):
+    # load_state_dict_from_url says on standard output, where reports go, that it downloads
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         state = torch.hub.load_state_dict_from_url(
             url, map_location="cpu", progress=False, check_hash=True, weights_only=True
         )

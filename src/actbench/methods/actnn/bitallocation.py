@@ -160,6 +160,7 @@ def _sent(sites: Iterable[SiteState]) -> _Seen | None:
         return None
     shares = [_Share(site, cost.numel(), _elements(site, costs)) for site, cost in costs.items()]
     device = next(iter(costs.values())).device
+    # one tensor, and so one copy to the host
     together = torch.cat([cost.to(device, non_blocking=True).reshape(-1) for cost in costs.values()])
     return _Seen(shares, to_host(together), _recorded(device))
 
@@ -193,6 +194,7 @@ def _recorded(device: torch.device) -> torch.cuda.Event | None:
     """Return an event behind the queued work of a device, or None for the host."""
     if device.type != "cuda":
         return None
+    # Event.record() takes the current stream of the current device
     with torch.cuda.device(device):
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()

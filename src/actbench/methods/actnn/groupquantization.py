@@ -175,6 +175,7 @@ def groups_of(x: Tensor, width: float, row: int, group_size: int, stochastic: bo
     size = size_within(x, row, group_size)
     if size is not None:
         return Groups(width, size, stochastic, group_size)
+    # as few groups as fit a row, of equal size, rounded up to a multiple of 32
     return RowGroups(width, 32 * math.ceil(row / math.ceil(row / group_size) / 32), stochastic, group_size, row)
 
 

@@ -136,6 +136,7 @@ class Groups(GroupCodec):
     def planned(self, x: Tensor) -> Encode | None:
         """Return a function that encodes whole bits of tensors without gaps."""
         width, wider = self.division(Layout.of(x))
+        # a tensor with gaps has to be copied into memory order first
         if wider or x.dtype == torch.float64 or flat_of(x).data_ptr() != x.data_ptr():
             return None
         return groupquant.encoder(x, width, self.group_size, self.stochastic)

@@ -80,6 +80,7 @@ def _by_tables(gains: Floats, prices: Floats, budget: float) -> Steps:
     units = max(64, min(UNITS, CELLS // count))
     zero = np.zeros((1, count))
     gained = np.concatenate([zero, gains.cumsum(0)])
+    # a price of whole units, but for its rounding error, must not take one unit more
     needed = np.ceil(np.concatenate([zero, prices.cumsum(0)]) * (units / budget) - 1e-9).astype(np.int64)
     best, chosen = np.zeros(units + 1), np.zeros((count, units + 1), np.uint8)
     for item in range(count):
@@ -128,6 +129,7 @@ def least_variance(costs: ArrayLike, weights: ArrayLike, budget: float, choices:
     elements = np.asarray(weights, np.float64)
     gains = _sane(np.asarray(costs, np.float64)) * -np.diff([error_of(width) for width in widths])[:, None]
     prices = elements * np.diff(widths)[:, None].astype(np.float64)
+    # a little more than the budget, for the rounding of its sums
     steps = most_gain(gains, prices, budget * (1 + 1e-12) - widths[0] * elements.sum())
     return [widths[step] for step in steps]
 

@@ -61,6 +61,7 @@ def rounding_variance(
     Returns:
         The variances, or None if all gradients are zero or nothing is packed.
     """
+    # one packer serves many layers, and is restored once
     packers = {packer for packer in _packers(setup.module) if not packer.codec.exact}
     weights = [parameter for parameter in setup.module.parameters() if parameter.requires_grad]
     if not packers:
@@ -135,6 +136,7 @@ def gradients_of(
     setup.module.zero_grad(set_to_none=True)
     setup.forward(batch).backward()  # type: ignore[no-untyped-call]
     found = {weight: weight.grad for weight in weights if weight.grad is not None}
+    # None, not zeros: these would be written into the gradients that are returned
     setup.module.zero_grad(set_to_none=True)
     return found
 

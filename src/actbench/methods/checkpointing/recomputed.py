@@ -86,6 +86,7 @@ class RecomputedForward(ReboundForward):
     def _checkpointed(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         args = tuple(_for_two_runs(value) for value in args)
         kwargs = {name: _for_two_runs(value) for name, value in kwargs.items()}
+        # as transformers does under its own checkpointing: the second run would fill the cache again
         if kwargs.get("use_cache"):
             kwargs["use_cache"] = False
         savedtensors.acted(RecomputedForward)
@@ -138,6 +139,7 @@ class RecomputedForward(ReboundForward):
             args, kwargs = given.together(tensors)
             if torch.is_grad_enabled():
                 with rerun as buffers, hooks.block(self.path, sites):
+                    # copies of buffers are there for the second run anyway, so that packing them frees nothing
                     hooks.packer.exclude.add(buffers)
                     return tuple(_taken_apart(self.inner(module, *args, **kwargs))[0])
             found, rest = _taken_apart(self.inner(module, *args, **kwargs))

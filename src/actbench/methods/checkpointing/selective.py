@@ -133,6 +133,7 @@ class KeptResults(Around):
     def ran(self, found: Any) -> None:
         """Release what the block returns, which its caller may change; pack the rest like saved tensors."""
         returned = {_name_of(leaf) for leaf in tree_leaves(found) if isinstance(leaf, Tensor)}
+        # those of checkpointing ended with the first run, so that these are of whoever is around it
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         for index, result in enumerate(self._results):
             if result is not None and returned.intersection(result.names()):
@@ -147,6 +148,7 @@ class KeptResults(Around):
         Hooks unpack before any operator runs: they may run operators under autograd.
         """
         given = [None if result is None else (result, result.unpacked()) for result in self._results]
+        # nothing public tells whether backward() was called with retain_graph=True
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             self._results.clear()
         with _Giving(self._choose(), given):
@@ -197,6 +199,7 @@ class _Giving(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, choice: _Choice, given: list[tuple[_Result, Any] | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        # turned round, so that the first result is the first to be popped
         self._choice, self._given = choice, given[::-1]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -28,6 +28,7 @@ from actbench.device.patches import attribute
 Code = Callable[..., Any]
 
 _SETTINGS: Final = {
+    # with more, Inductor compiles in processes of its own, where nothing of this is replaced
     "compile_threads": 1,
     "force_disable_caches": True,  # a program without kernels must not be taken for a real one
 }
@@ -60,6 +61,7 @@ def form(graph: GraphModule, inputs: Sequence[Any]) -> tuple[Any, ...] | None:
         return None
     kinds = [type(each) for each in inputs]
     named = [(each.shape, each.stride(), each.storage_offset(), each.dtype, each.requires_grad) for each in inputs]
+    # inputs that share memory are traced in another way (the synthetic bases of AOTAutograd)
     storages = [id(each.untyped_storage()) for each in inputs]
     first = [storages.index(storage) for storage in storages]
     device = next((each.device.type for each in inputs), "cpu")

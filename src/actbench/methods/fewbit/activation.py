@@ -18,14 +18,17 @@ from actbench.errors import UsageError, boundary, check_argument
 Array = NDArray[np.float64]
 
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+# the two approximations of GELU by Hendrycks and Gimpel (arXiv 1606.08415)
 _CUBIC = 0.044715
 _QUICK_SLOPE = 1.702
+# the constants of Klambauer et al. (arXiv 1706.02515), with the digits of torch's kernels
 _SELU_ALPHA = 1.6732632423543772848170429916717
 _SELU_SCALE = 1.0507009873554804934193349852946
 
 
 def logistic(x: Array) -> Array:
     """Return ``1 / (1 + exp(-x))``, without an overflow."""
+    # the same function by tanh, which does not overflow where exp does
     return np.asarray(0.5 * (1 + np.tanh(0.5 * x)))
 
 
@@ -56,6 +59,7 @@ def silu(x: Array) -> Array:
 
 def mish(x: Array) -> Array:
     """Return the derivative of ``x tanh(softplus(x))``."""
+    # logaddexp(0, x) is the softplus of x, without an overflow
     tanh = np.tanh(np.logaddexp(0, x))
     return np.asarray(tanh + x * (1 - tanh * tanh) * logistic(x))
 
@@ -92,6 +96,7 @@ def logsigmoid(x: Array) -> Array:
 
 def sigmoid(x: Array) -> Array:
     """Return ``s (1 - s)``."""
+    # cosh overflows beyond 710; at 350 the derivative is next to 0 already
     return np.asarray(0.25 / np.cosh(np.clip(0.5 * x, -350, 350)) ** 2)
 
 
@@ -202,6 +207,7 @@ ACTIVATIONS = {
 
 Function = Callable[[Tensor], Tensor]
 
+# that of the tables of a uniform weight
 _END = 100.0
 _SAMPLES = 16384
 _HALVINGS = 60
@@ -219,11 +225,13 @@ def own_activation(name: str, function: Function) -> Activation:
         UsageError: The function fails, is not elementwise, cannot be differentiated, or its derivative is not finite.
     """
     check_argument(name, str, "own_activation", "a name")
+    # dense near 0, where activations bend, and out to the end of the domain of tables
     half = np.sinh(np.linspace(0, np.arcsinh(_END), _SAMPLES // 2 + 1)[1:])
     grid = np.concatenate([-half[::-1], half])
     slopes = _derivative(name, function, grid)
     if not np.isfinite(slopes).all():
         raise UsageError(f"the derivative of {name} is not finite at x = {grid[~np.isfinite(slopes)][0]:.6g}")
+    # the same numbers elsewhere in another vector: a function of each element does not see the difference
     if not _equal(_derivative(name, function, grid[1::3]), slopes[1::3]):
         raise UsageError(f"{name} is not elementwise: its derivative at one element depends on the others")
 
@@ -273,5 +281,7 @@ def _jumps(derivative: Callable[[Array], Array], x: Array, slopes: Array) -> tup
         left = np.abs(value - at_low) >= np.abs(at_high - value)
         low, at_low = np.where(left, low, middle), np.where(left, at_low, value)
         high, at_high = np.where(left, middle, high), np.where(left, value, at_high)
+    # a slope, however steep, would have lost its rise in 60 halvings
     jumped = np.abs(at_high - at_low) > 0.5 * rise[steep]
+    # + 0.0 makes zero of a negative zero
     return tuple(np.unique(np.round(high[jumped], 12) + 0.0).tolist())

@@ -109,6 +109,7 @@ def _computed(layer: nn.Module) -> Function | None:
     if type(layer).__module__.startswith(_OURS):
         return None
     found = computed.numbers_of(layer)
+    # what replaces a layer believes its attribute inplace
     if found is None or found.inplace is not bool(getattr(layer, "inplace", False)):
         return None
     bases: list[type[Any]] = [base for base in type(layer).__mro__ if base in _OF or base in _PLAIN]
@@ -208,6 +209,7 @@ def replace_activations(model: nn.Module, stand_in: StandIn, kept: Mapping[nn.Mo
     Raises:
         ConversionError: A module is compiled by itself, so that converting its activations would do nothing.
     """
+    # code of the same class may compute something else than at the last conversion
     computed.forget()
     like, kept = next(model.parameters(), None), kept or {}
     sites: list[Site] = []

@@ -90,6 +90,7 @@ def numbers_of(layer: nn.Module, kind: type[nn.Module] | None = None) -> Numbers
 def _of_class(kind: type[Any], forward: Callable[..., Any], attributes: tuple[tuple[str, Any], ...]) -> Numbers | None:
     if not _takes_one(forward):
         return None
+    # RReLU and dropout are other functions in training
     in_training, in_evaluation = (_of_shell(kind, forward, dict(attributes, training=flag)) for flag in (True, False))
     if in_training is None or in_evaluation is None:
         return None
@@ -112,6 +113,7 @@ def _takes_one(forward: Callable[..., Any]) -> bool:
 
 def _of_shell(kind: type[Any], forward: Callable[..., Any], attributes: dict[str, Any]) -> Numbers | None:
     try:
+        # without the constructor of its class, whose arguments nobody knows
         shell = nn.Module.__new__(kind)
         nn.Module.__init__(shell)
     except Exception:  # the class is not ours
@@ -134,6 +136,7 @@ def numbers(function: Callable[[Tensor], Any]) -> Numbers | None:
         with alone():
             x = torch.from_numpy(points())
             found = _run(function, x)
+            # in another order and in four dimensions: what is elementwise gives the same numbers
             other = _run(function, x.flip(0).reshape(2, -1, 2, 2).transpose(1, 3))
         drew = random.getstate() != known[0] or str(np.random.get_state(legacy=False)) != str(known[1])
     except Exception:  # the code is not ours: whatever fails on numbers is no function of each element
@@ -156,6 +159,7 @@ def _run(function: Callable[[Tensor], Any], numbers: Tensor) -> Numbers:
     with _OnlyTorch(), _Calls() as calls:  # type: ignore[no-untyped-call]
         y = function(given)
         (slopes,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    # NaN is not equal to itself
     inplace = not torch.equal(given.nan_to_num(7.0), numbers.nan_to_num(7.0))
     shared = y.untyped_storage().data_ptr() == given.untyped_storage().data_ptr()
     if y.shape != x.shape or y.dtype != x.dtype or inplace is not (y is given) or shared is not inplace:

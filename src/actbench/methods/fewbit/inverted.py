@@ -116,6 +116,7 @@ class InvertedGradient(torch.autograd.Function):
         for start, stop in _parts(found, wide(y.dtype)):
             part, codes = slice(start, stop), bits[start // 8 : (stop + 7) // 8]
             room = _Room(found[stop:])
+            # the product is in the type of the gradient, and its slopes are at least float32
             found[part].copy_(times_slope(flat[part], outputs[part], codes, slopes, ctx.inversion, room))
         return as_it_lay(product, ctx.order).to(y.dtype), None, None, None, None
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Function = Callable[[Array], Array]
 
+# ten nodes of Gauss and Legendre integrate polynomials up to degree 19 exactly
 _NODES, _NODE_WEIGHTS = np.polynomial.legendre.leggauss(10)
 _SAMPLES = 8192
 _RESIDUAL = 1e-13
@@ -83,6 +84,7 @@ def _cut(moments: Array, count: int) -> NDArray[np.int64]:
     best = cost[:, 0].copy()
     total = np.empty_like(cost)
     cuts = []
+    # one more segment each time: the best cost up to each edge, over all places of the last cut
     for _ in range(count - 1):
         np.add(cost, best, out=total)
         cuts.append(total.argmin(1))

@@ -45,6 +45,7 @@ class Piecewise:
     label: str
     backward: Backward
     levels: tuple[float, float]
+    # between 0 and the least of the other derivatives, the 1/6 of hardsigmoid
     bounds: tuple[float] = (0.05,)
     direct: bool = False
     gate: bool = True
@@ -59,6 +60,7 @@ class Piecewise:
 
     def compared(self, x: Tensor) -> Tensor:
         """Return the numbers to encode for x."""
+        # ones of the shape of x, without its memory
         return x if self.direct else self.backward(x.new_ones(()).expand_as(x), x).contiguous()
 
     def gradient(self, codes: Tensor, levels: Tensor, grad: Tensor) -> Tensor:
@@ -82,6 +84,7 @@ def threshold(at: float, name: str = "threshold", label: str = "Threshold") -> P
 def leaky_relu(negative_slope: float) -> Piecewise:
     """Return the function whose derivative is 1 above zero and ``negative_slope`` elsewhere."""
     backward = Backward("leaky_relu", (negative_slope, False))
+    # the input is compared, since the slope may be any number
     return Piecewise("leaky_relu", "LeakyReLU", backward, (-1.0, 1.0), bounds=(0.0,), direct=True, gate=False)
 
 

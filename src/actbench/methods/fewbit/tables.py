@@ -28,6 +28,7 @@ from actbench.paths import write_whole
 
 Weight = Literal["uniform", "normal"]
 
+# the domain of the tables that the authors of few-bit backward ship (arXiv 2202.00441)
 _UNIFORM_END = 100.0
 _NORMAL_END = 10.0  # in standard deviations; what lies beyond weighs 1e-23
 _PIECES = 1025  # of the integral over a normal density
@@ -128,6 +129,7 @@ def solve(
         function=target.key,
         bits=bits,
         fold=fold,
+        # + 0.0 makes zero of a negative zero
         borders=tuple((np.round(best.borders, _DIGITS) + 0.0).tolist()),
         levels=tuple(best.levels.tolist()),
         error=best.error * (2 if fold else 1),
@@ -142,6 +144,7 @@ def relative_gradient_error(function: str | Activation, found: Table, scale: flo
     target = activation(function) if isinstance(function, str) else function
     end = _NORMAL_END * scale
     borders = np.array([-border for border in found.borders] * found.fold + list(found.borders))
+    # pieces end where the table jumps and the derivative bends, so that each is smooth
     x = np.unique(np.concatenate([np.linspace(-end, end, _PIECES), borders, target.kinks]))
     nodes, weights = np.polynomial.legendre.leggauss(10)
     half = np.diff(x)[:, None] / 2

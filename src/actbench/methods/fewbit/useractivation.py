@@ -114,6 +114,7 @@ class OwnFunction:
             raise ConversionError(
                 f"functions={self.spec}: its layers have weights to train, whose gradient needs the whole input"
             )
+        # a copy, since double() casts in place
         return self._activation(copy.deepcopy(layer).double().forward)
 
     def _activation(self, function: Callable[[Tensor], Tensor]) -> Activation:
@@ -129,6 +130,7 @@ class OwnFunction:
     def _computed_by(self, layer: nn.Module) -> bool:
         is_finite = np.isfinite(computed.points())
         points = torch.from_numpy(computed.points()[is_finite])
+        # the user's function may draw numbers, which the model's run must not miss
         with computed.alone(), torch.random.fork_rng(devices=[]), torch.no_grad():
             expected = self.found(points.clone())
         if not isinstance(expected, Tensor) or expected.shape != points.shape:

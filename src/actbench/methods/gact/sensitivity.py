@@ -80,6 +80,7 @@ class Probing:
         if not any(parameter.requires_grad for parameter in module.parameters()) or not self.is_due(entry):
             return
         args, kwargs = _rows((args, kwargs), self.samples)
+        # the model's own code need not take fewer rows, and training goes on without an allocation
         try:
             self.allocate(hooks, module, lambda: _scalar(run(module, *args, **kwargs)))
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -116,6 +117,7 @@ class Probing:
                 _warn_of_recomputation()
                 return
             chosen = _shared_out(self, hooks, module, loss)
+        # after the stack, which gives all sites their earlier bits back
         for site, bits in chosen:
             site.bits = bits
 
@@ -123,6 +125,7 @@ class Probing:
 @contextmanager
 def _random_numbers_kept(module: nn.Module) -> Iterator[None]:
     """Restore the random states of torch, Python and NumPy after the block."""
+    # without a list fork_rng saves the state of all cards, and warns where there are many (torch/random.py)
     devices = {tensor.device for tensor in own_tensors(module) if tensor.is_cuda}
     python, numpy = random.getstate(), np.random.get_state()
     try:
@@ -163,12 +166,14 @@ def _shared_out(probing: Probing, hooks: Hooks, module: nn.Module, loss: Tensor)
     groups = list(_groups(hooks.seen(), probing.groups))
 
     def gradient() -> list[Tensor | None]:
+        # one graph is run backward for every group; a parameter may have no part in the loss
         return list(torch.autograd.grad(loss, trained, retain_graph=True, allow_unused=True))
 
     exact = gradient()
     costs, weights = [], []
     for group in groups:
         hooks.disturbed = frozenset(group)
+        # from the disturbance at PROBE_BITS to that at one bit, which the solver expects
         costs.append(_squared_distance(gradient(), exact) * (2**PROBE_BITS - 1) ** 2)
         weights.append(sum(site.elements for site in group))
     widths = all_spent(costs, weights, probing.average_bits * sum(weights), WIDTHS)
@@ -177,6 +182,7 @@ def _shared_out(probing: Probing, hooks: Hooks, module: nn.Module, loss: Tensor)
 
 def _groups(kinds: Sequence[list[SiteState]], most: int) -> Iterator[list[SiteState]]:
     """Cut the sites of each kind into consecutive groups, as many as the kind's share of all elements allows."""
+    # a site that shares a tensor is disturbed with the one that packed it
     own = [[site for site in sites if site.owner is None and site.elements] for sites in kinds]
     own = [sites for sites in own if sites]
     total = sum(site.elements for sites in own for site in sites)
@@ -190,6 +196,7 @@ def _groups(kinds: Sequence[list[SiteState]], most: int) -> Iterator[list[SiteSt
 
 def _squared_distance(found: Sequence[Tensor | None], exact: Sequence[Tensor | None]) -> float:
     pairs = [(a, b) for a, b in zip(found, exact, strict=True) if a is not None and b is not None]
+    # the parameters of one model may lie on several devices
     return float(sum((a.float() - b.float()).square().sum().cpu() for a, b in pairs))
 
 
@@ -208,6 +215,7 @@ def _rows(inputs: Any, samples: int) -> Any:
         if not isinstance(leaf, Tensor):
             return copied(leaf)
         found = leaf.detach()[:last] if last and leaf.dim() else leaf.detach()
+        # operators of which no input needs a gradient save nothing, and so would not be seen
         return found.requires_grad_(leaf.requires_grad)
 
     return tree_map(cut, inputs)
@@ -219,5 +227,6 @@ def _scalar(output: Any) -> Tensor:
     if isinstance(loss, Tensor):
         return loss
     results = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    # a plain sum has no gradient behind a softmax or a norm; and no random numbers are drawn
     signs = [noise.lanes(index, 0, result.numel(), 1, result.device) * 2 - 1 for index, result in enumerate(results)]
     return torch.stack([(r.float().flatten() * s).sum() for r, s in zip(results, signs, strict=True)]).sum()

@@ -21,6 +21,7 @@ _SOFTMAX = nn.Softmax, nn.LogSoftmax, nn.Softmax2d
 
 
 def _is_activation(layer: nn.Module) -> bool:
+    # torch.nn.modules.activation holds the classes of softmax and attention as well
     of_torch = type(layer).__module__ == nn.GELU.__module__ and not isinstance(
         layer, (*_SOFTMAX, nn.MultiheadAttention)
     )

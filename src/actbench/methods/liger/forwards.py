@@ -98,6 +98,7 @@ def _turns(rotary: Callable[..., Any]) -> bool:
             shapes = (2, 4, 3, 8), (2, 2, 3, 8), (2, 3, 8), (2, 3, 8)
             q, k, cos, sin = (torch.randn(shape, generator=noise, device="cpu").to(dtype) for shape in shapes)
             try:
+                # the function may turn its arguments in place
                 found = rotary(q.clone(), k.clone(), cos, sin)
                 equal = [torch.equal(y, turned(x, cos, sin)) for y, x in zip(found, (q, k), strict=True)]
             except Exception:  # the function is not ours: if it fails, it turns otherwise

@@ -56,6 +56,7 @@ class RmsNorm(torch.autograd.Function):
         y: Tensor
         ctx.kernel = None
         if runs_triton(x):
+            # no offset of the weight; "llama" casts the root to float32, and nothing else, as Llama's norm does
             y, rows, rstd, *ctx.kernel = kernels("rms_norm").rms_norm_forward(rows, weight, eps, 0.0, "llama", None)
         else:
             y = torch.empty_like(rows)
@@ -124,6 +125,7 @@ class SiluMul(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of gate and up; in other memory, if the graph is kept for one more pass."""
         gate, up = (each.detach().contiguous() for each in ctx.saved_tensors)
+        # the kernels write gradients over gate and up, which a retained graph needs again
         if torch._C._autograd._get_current_graph_task_keep_graph():
             gate, up = gate.clone(), up.clone()
         gradient = gradient.contiguous()

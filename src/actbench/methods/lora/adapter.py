@@ -56,6 +56,7 @@ class Adapter:
         Raises:
             ConversionError: peft has no such adapter for a layer.
         """
+        # peft takes a text for a pattern that has to match whole paths, and a list for ends of paths
         common = {"target_modules": "|".join(map(re.escape, paths)), "modules_to_save": list(saved) or None}
         config = self._config(peft, **common)
         # With the config of a model with stacked experts peft rewrites patterns, and passes over dense layers.
@@ -115,6 +116,7 @@ def _leave_out_module_dropout(peft: Any, model: nn.Module) -> None:
     kind = peft.tuners.lokr.layer.Linear
     for part in model.modules():
         if type(part) is kind:
+            # in place: peft's parameters, names and hooks stay
             part.__class__ = _undropped(peft)
 
 

@@ -28,6 +28,7 @@ class Int8Rows(Encoding):
     def encode(self, x: Tensor, seed: Tensor) -> Parts:
         """Return (d_out, d_in) int8 and (d_out,) int32, the bits of float32."""
         scales = x.detach().abs().amax(1).float()
+        # a row of zeros has no largest magnitude to divide by
         shares = x.detach() * (127 / torch.where(scales > 0, scales, 1.0))[:, None]
         return shares.round_().to(torch.int8), scales.view(torch.int32)
 
@@ -76,7 +77,9 @@ class Int4Groups(Encoding):
             raise ValueError(f"GPTQ and AWQ store matrices whose widths are multiples of 8, not {inputs} x {outputs}")
         size = self._group(inputs)
         grouped = x.detach().float().t().reshape(inputs // size, size, outputs)
+        # zero is a code of each group, so that a weight of zero stays one
         low, high = grouped.amin(1).clamp_(max=0), grouped.amax(1).clamp_(min=0)
+        # codes follow the scale as it is stored, rounded to float16
         scales = ((high - low) / 15).to(torch.float16)
         steps = torch.where(scales > 0, scales.float(), 1.0)
         zeros = (-low / steps).round_().clamp_(0, 15)
@@ -111,6 +114,7 @@ def _packed(codes: Tensor, dim: int) -> Tensor:
     whole = codes.to(torch.int32)
     packed = _lane(whole, dim, 0).clone()
     for lane in range(1, 8):
+        # the eighth code reaches the sign of an int32, which & 15 cuts off again in _unpacked
         packed |= _lane(whole, dim, lane) << 4 * lane
     return packed
 

@@ -52,6 +52,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @lru_cache(maxsize=64)
 def _parts_like(shape: torch.Size, encoding: Encoding) -> Parts:
     """Return parts without values; a model has many matrices of one shape."""
+    # what a cache keeps for later calls must not belong to the fake mode of one
     with unset_fake_temporarily():
         return encoding.encode(torch.empty(shape, device="meta"), torch.zeros((), dtype=torch.int64, device="meta"))
 
@@ -92,8 +93,10 @@ class FrozenLinear(nn.Module):
         self._types = tuple(part.dtype for part in parts[:flat]) if flat else ()
         if flat and (odd := [part for part in parts[:flat] if part.nbytes % self.dtype.itemsize]):
             raise ValueError(f"{odd[0].nbytes} bytes of codes are no whole numbers of {self.dtype}")
+        # Tensor.view to a type of another size needs memory without gaps in the last dimension
         stored = (part.contiguous().view(self.dtype) if flat else part for part in parts[:flat])
         self.packed_weight = nn.ParameterList(nn.Parameter(part, requires_grad=False) for part in stored)
+        # FSDP1 flattens parameters of one type alone (FlatParamHandle), and leaves buffers whole
         for index, part in enumerate(parts[len(self.packed_weight) :], len(self.packed_weight)):
             self.register_buffer(f"packed_weight_{index}", part)
         self.bias: Any = layer.bias
@@ -125,6 +128,7 @@ class FrozenLinear(nn.Module):
     def _parts(self) -> Parts:
         if not self._types:
             return tuple(self.packed_weight)
+        # a cast keeps the number and not the bits, and codes are bits
         if changed := {part.dtype for part in self.packed_weight} - {self.dtype}:
             raise ConversionError(
                 f"qlora: codes stored as {self.dtype} were cast to {changed.pop()}, which destroys them: leave "

@@ -180,6 +180,7 @@ def adapt(module: nn.Module, targets: Targets, scheme: str, adapter: Adapter, dt
     """
     peft = _peft(scheme)
     whole = "" not in targets.adapted
+    # peft replaces children, so that a model which is a linear layer itself needs a parent
     held = module if whole else nn.Sequential(module)
     paths = targets.adapted if whole else ("0",)
     fake = next((p.fake_mode for p in module.parameters() if isinstance(p, FakeTensor)), None)
@@ -196,6 +197,7 @@ def adapt(module: nn.Module, targets: Targets, scheme: str, adapter: Adapter, dt
         if path in targets.adapted:
             _settle(held.get_submodule(path or "0"), layer, dtype, fake)
     for path in targets.saved:
+        # peft's wrapper of a copied module is in training mode, whatever the module was
         held.get_submodule(path).train(held.get_submodule(f"{path}.original_module").training)
     adapter.freeze(held)
     if not whole:
@@ -217,6 +219,7 @@ def _settle(adapted: nn.Module, layer: nn.Module, dtype: AdapterType, fake: Any)
             changed = _like(values, wanted, weight.device, fake)
             owner.register_parameter(name, nn.Parameter(changed, requires_grad=values.requires_grad))
         for name, buffer in owner.named_buffers(recurse=False):  # VeRA's matrices, which all layers share
+            # register_buffer would make it persistent, and peft's are not (BufferDict with save_projection=False)
             owner._buffers[name] = _like(buffer, wanted, weight.device, fake)
 
 
@@ -261,9 +264,11 @@ def base_state_dict(model: nn.Module) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     packed = {path: part for path, part in model.named_modules() if isinstance(part, FrozenLinear)}
     for key, tensor in model.state_dict().items():
+        # parts that are parameters end in .0, and those that are buffers in _1
         owner, *_ = re.split(r"\.packed_weight[._]\d+$", key)
         if owner in packed:
             found.setdefault(_plain(f"{owner}.weight"), packed[owner].weight)
+        # what adapters added, and what was trained whole beside its frozen original
         elif not re.search(r"\.((lora|vera|lokr)_\w+|modules_to_save)\.", f".{key}"):
             found[_plain(key)] = tensor
     return found
@@ -285,5 +290,6 @@ def renew_magnitudes(adapted: Any) -> None:
     peft took them from the weight before it was packed, and in the weight's type: a layer would not begin as it was.
     """
     magnitudes, layer = adapted.lora_magnitude_vector["default"].weight, adapted.base_layer
+    # the weight of a Conv1D, packed or not, is (d_in, d_out)
     of_outputs = 0 if is_conv1d(type(layer)) or getattr(layer, "transposed", False) else 1
     magnitudes.copy_(torch.linalg.vector_norm(layer.weight.to(magnitudes.dtype), dim=of_outputs))

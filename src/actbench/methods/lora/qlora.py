@@ -130,6 +130,7 @@ class QLora(Lora):
         if self.weights in ("gptq", "awq"):
             encoding = encoding.model_copy(update={"group_size": self.group})
         for part in lowrank.adapters(model):
+            # peft looks both up on the layer, where an attribute of the object goes before its class
             vars(part).update(merge=lowrank.refuse_merging, _cast_input_dtype=_cast_outside_autocast)
         flat = FLAT_PARTS[self.weights] if self.storage == "model" else None
 
@@ -172,5 +173,7 @@ def _to_float32(model: nn.Module) -> None:
     """Cast what is still of a half type, in place; packed weights have types of their own."""
     for part in model.modules():
         for parameter in part.parameters(recurse=False):
+            # with storage=model a ParameterList holds codes under a half type, which a cast would destroy
             if parameter.dtype in (torch.float16, torch.bfloat16) and not isinstance(part, nn.ParameterList):
+                # the object stays, for optimizers and tied modules that know it
                 parameter.data = parameter.data.float()

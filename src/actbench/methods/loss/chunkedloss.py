@@ -30,6 +30,7 @@ class _Head(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, source: Source) -> Tensor:
+        # the source is held weakly: an attribute of a node is not freed after the backward pass, as saved tensors are
         ctx.save_for_backward(hidden, weight)
         ctx.set_materialize_grads(False)  # zeros for a missing gradient would be as large as the logits
         ctx.source, ctx.dtypes = weakref.ref(source), dtypes_of(hidden, weight, bias)
@@ -46,6 +47,7 @@ class _Head(torch.autograd.Function):
             if isinstance(gradient, DeferredTensor):
                 slopes: Any = gradient.deferred
                 if isinstance(slopes, Slopes) and slopes.logits.step is None and slopes.logits.source is ctx.source():
+                    # this is the gradient of the call's own output, with every step since undone
                     return *cast_all(slopes.to_source(needs), ctx.dtypes), None
                 gradient = slopes.values()
             gradient = gradient.to(ctx.dtype)
@@ -107,6 +109,8 @@ class DeferredHead(ReboundForward):
         with unpacked():
             amount: Tensor = self.kind.apply(logits, target, How(self.pieces, ignore_index, label_smoothing))
         self.losses += 1
+        # the count stays a tensor: reading it would wait for the device
         if reduction == "mean":
             amount = amount / (target != ignore_index).sum()
+        # autocast computes cross entropy in float32, and leaves it so
         return amount if torch.is_autocast_enabled(logits.device.type) else amount.to(logits.dtype)

@@ -80,6 +80,7 @@ class Loss:
             if to_rows is not None:
                 to_rows[first : first + len(x)] = found @ matrix
             if to_weight is not None and to_weight.dtype == found.dtype:
+                # without a temporary as large as the weight
                 to_weight.addmm_(found.T, x)
             elif to_weight is not None:
                 to_weight += found.T @ x
@@ -184,6 +185,7 @@ class CrossEntropy(torch.autograd.Function):
 
 def gradient_of(ctx: Any, loss: Loss) -> Slopes:
     """Return the gradient of the logits of a loss; free what its function held, as autograd frees saved tensors."""
+    # nothing public tells whether backward() was called with retain_graph=True
     if not torch._C._autograd._get_current_graph_task_keep_graph():
         ctx.recipe = None
     return Slopes.of(loss.logits, ((loss, ()),))
@@ -224,7 +226,9 @@ def less_target(finished: Tensor, target: Tensor, how: How, gradient: Tensor) ->
     """Return softmax minus target, times the gradient of the sum, and 0 for rows that do not count."""
     slopes = torch.softmax(finished.to(wide(finished.dtype)), -1)
     ignored = (target == how.ignore_index)[:, None]
+    # an ignored class, such as -100, is no index that scatter_add_ takes
     predicted = target[:, None].masked_fill(ignored, 0)
+    # the target has 1 - smoothing, and then every class smoothing / classes
     slopes.scatter_add_(1, predicted, slopes.new_full((), how.smoothing - 1).expand_as(predicted))
     if how.smoothing:
         slopes.sub_(how.smoothing / slopes.shape[1])

@@ -58,10 +58,13 @@ class DeferredTensor(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Pass everything on to autograd, then to operators."""
+        # it writes through a view: that would be a view of values computed for it, and the write would be lost
         if func is Tensor.__setitem__ and isinstance(args[0], DeferredTensor):
             _refuse_writing(args[0].deferred)
+        # else the call would come back here
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
+            # behind a leaf there is no function of ours: its gradient would stay without values
             if (
                 func in _MAKE_LEAVES
                 and isinstance(args[0], DeferredTensor)

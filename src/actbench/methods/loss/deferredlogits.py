@@ -49,6 +49,7 @@ class Cast(Step):
 
     def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: DeferredLogits) -> bool:
         """Return whether an operator casts the gradient back."""
+        # whatever the operator is told must agree with this, and it must be told a type
         wanted = {"dtype": recipe.before.dtype, "layout": torch.strided, "device": recipe.device}
         return func is aten._to_copy.default and wanted == wanted | kwargs and "dtype" in kwargs
 
@@ -116,6 +117,7 @@ class _Slice(Step):
         if func is not aten.slice_backward.default or (*others[0],) != recipe.before.shape:
             return False
         size = recipe.before.shape[self.dim]
+        # indices() makes an open end, which torch writes as the largest int64, equal to the size
         return others[1] == self.dim and slice(*others[2:]).indices(size) == self.cut.indices(size)
 
 
@@ -223,6 +225,7 @@ class DeferredLogits(Deferred):
 
     def after(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> DeferredLogits | None:
         """Return how to compute an operator's result on the logits, or None for an operator that needs their values."""
+        # a clone without values has no memory of its own to make
         if func in (aten.detach.default, aten.alias.default, aten.clone.default):
             return self
         step = _step(self, func, others, kwargs)
@@ -242,6 +245,7 @@ def _step(logits: DeferredLogits, func: Any, others: tuple[Any, ...], kwargs: di
         return Cast(kwargs.get("dtype", logits.dtype))
     if kwargs:
         return None
+    # a number of Python reaches __torch_dispatch__ as such; a tensor would be a second input
     if func in (aten.div.Tensor, aten.mul.Tensor) and isinstance(others[0], int | float):
         return _Scale(func, others[0])
     if func is aten.tanh.default:
@@ -252,6 +256,7 @@ def _step(logits: DeferredLogits, func: Any, others: tuple[Any, ...], kwargs: di
 def _step_on_rows(shape: tuple[int, ...], func: Any, others: tuple[Any, ...]) -> Step | None:
     if func in _VIEWS:
         *leading, last = others[0]
+        # a view that cuts classes apart has no equal on the input of the layer
         if last != shape[-1]:
             return None
         known = math.prod(size for size in leading if size != -1)

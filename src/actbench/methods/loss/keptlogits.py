@@ -42,6 +42,7 @@ class KeptLogits(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the logits, which is not computed yet."""
         target, *kept = ctx.saved_tensors
+        # nothing public tells whether backward() was called with retain_graph=True
         again = torch._C._autograd._get_current_graph_task_keep_graph()
         loss = _KeptLoss(ctx.recipe, target, ctx.how, gradient, dict(enumerate(kept)), again)
         return DeferredTensor.of(gradient_of(ctx, loss)), None, None

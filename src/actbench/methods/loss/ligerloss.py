@@ -71,6 +71,7 @@ class LigerCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the logits, which is not computed yet."""
         target, *found = ctx.saved_tensors
+        # nothing public tells whether backward() was called with retain_graph=True
         again = torch._C._autograd._get_current_graph_task_keep_graph()
         loss = _LigerLoss(ctx.recipe, target, ctx.how, gradient, found, again)
         return DeferredTensor.of(gradient_of(ctx, loss)), None, None
@@ -95,6 +96,7 @@ def _by_kernels(x: Any, w: Any, b: Tensor | None, target: Tensor, how: How, need
 
 def piece_rows(rows: int, width: int, classes: int) -> int:
     """Return the rows of one piece by Liger's rule: its logits have about as many elements as the input of the head."""
+    # fused_linear_cross_entropy_forward of liger_kernel: pieces of the next power of two of rows
     pieces = -(-classes // width)
     least = -(-rows // pieces)
     return min(rows, 1 << max(0, least - 1).bit_length())
@@ -156,6 +158,7 @@ class _LigerLoss(Loss):
 
     def to_source(self, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
         """Return the gradients of hidden, weight and bias of the layer."""
+        # the gradients were made for this pass alone, unless the graph is kept
         scale = torch.mul if self.again else Tensor.mul_
         rows, *others = (None if each is None else scale(each, self.gradient.to(each.dtype)) for each in self.found)
         return self.unshaped(rows), *others

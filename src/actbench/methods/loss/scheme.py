@@ -106,6 +106,7 @@ class ChunkedLoss(Scheme):
             found = dict(module.named_modules()).get(self.head)
         elif callable(own := getattr(module, "get_output_embeddings", None)):
             found = own()
+        # exactly this class: a subclass, or a bound forward, may compute something else
         if type(found) is not nn.Linear or "forward" in vars(found):
             what = "no layer" if found is None else f"a {type(found).__name__}"
             which = f"head={self.head}" if self.head else "its output embeddings"

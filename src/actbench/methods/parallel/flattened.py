@@ -52,6 +52,7 @@ def flattened(
     refuse_probing(module, "FSDP1")
     bound = HookedForward.of(module)
     mode = mode_of(module)
+    # FullyShardedDataParallel wraps the whole by itself, and would wrap it twice
     chosen = set(units) - {module}
     try:
         with mode or nullcontext(), warnings.catch_warnings():

@@ -42,6 +42,7 @@ class ReplicatedModel:
 
     def average_gradients(self, wanted: bool) -> None:
         """Say whether the next backward pass averages the gradients, or adds to those of this process alone."""
+        # no_sync() of DistributedDataParallel sets it for a block
         self.forward.require_backward_grad_sync = wanted
 
     def buffers(self) -> Sequence[Tensor]:
@@ -69,6 +70,7 @@ class FlatShards:
         gradient = parameter.grad
         if gradient is None:
             return None
+        # shares are cut in the order of memory, which has to be one for parameter, gradient and state
         if gradient.stride() != parameter.stride():
             gradient = gradient.new_empty_strided(parameter.shape, parameter.stride()).copy_(gradient)
         return self._part(gradient)
@@ -78,6 +80,7 @@ class FlatShards:
         for parameter in parameters:
             whole, share = _flat(parameter.detach()), self._share(parameter.numel())
             first, count = self._place(parameter)
+            # equal shares are gathered straight into the parameter, without a second tensor
             if share * self._group.size() == whole.numel():
                 distributed.all_gather_into_tensor(whole, whole[first : first + count], group=self._group)
                 continue

@@ -58,6 +58,7 @@ class ShardedModel:
         units = [unit for unit in units if unit is not module]
         try:
             with mode_of(module) or nullcontext():  # what it makes beside shares of fake parameters is fake, too
+                # blocks first: fully_shard of the model takes what is in no unit yet
                 for unit in units:
                     fully_shard(unit, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=placed)
                 self.root: FSDPModule = fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=placed)
@@ -146,4 +147,5 @@ def on_local_shards(
 
 
 def _local(tensor: Tensor) -> Tensor:
+    # to_local() would run an autograd function
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

@@ -107,6 +107,7 @@ def _are_batches(*factors: Any) -> bool:
 
 
 def _is_held(x: Tensor) -> bool:
+    # what is multiplied by a weight, or a view of one, is a linear layer
     return (
         isinstance(x, nn.Parameter) or isinstance(x._base, nn.Parameter) or not x.numel() or x.layout != torch.strided
     )

@@ -92,6 +92,7 @@ class _Formulas:
                 layer.sketching = sketching
 
     def _watch(self, sketching: Sketching, layer: Any, args: Any, kwargs: Any, output: Tensor) -> None:
+        # the first run of re-entrant checkpointing has no graph, and the second one is watched
         if not output.requires_grad or not layer.weight.requires_grad:
             return
         given: Tensor = next(iter((*args, *kwargs.values())))

@@ -61,6 +61,7 @@ class TiledForward(ReboundForward):
         savedtensors.left(x, "goes into an MLP that runs in pieces")
         # The input may have no graph while the parameters have one.
         kept = _Kept.apply(x, torch.empty(0, requires_grad=True))
+        # trained tensors are arguments, so that autograd takes their gradients from this node
         return _Pieces.apply(kept, run, x.requires_grad, *trained)
 
 
@@ -74,6 +75,7 @@ class _Kept(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, with_graph: Tensor) -> Tensor:
         ctx.save_for_backward(x)
+        # a gradient that is None stays so, where zeros would be as large as the input
         ctx.set_materialize_grads(False)
         return x.view_as(x)
 
@@ -87,6 +89,7 @@ class _Pieces(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, kept: Tensor, run: _Run, needs_x: bool, *trained: Tensor) -> Tensor:
+        # the node of a Python function is its ctx, so that saved_tensors are unpacked by the hooks that packed them
         ctx.run, ctx.source, ctx.needs_x = run, kept.grad_fn, needs_x
         return run.first(kept)
 
@@ -124,6 +127,7 @@ class _Run:
                 found = self._bound.inner(self._module, _cut(x, start, length))
                 if result is None:
                     result = found.new_empty(*x.shape[:-1], found.shape[-1])
+                # torch.cat would hold all pieces beside the whole
                 result.narrow(_ALONG, start, length).copy_(found)
                 del found  # else it exists beside the next piece
         assert result is not None
@@ -167,9 +171,11 @@ class _Run:
         with ExitStack() as stack:
             stack.enter_context(self._tensors.given())
             stack.enter_context(samplegradients.as_of(self._samples))
+            # entered before states are set: it puts back those of the backward pass, which draws on from there
             stack.enter_context(torch.random.fork_rng(self._devices, device_type=self._device))
             torch.set_rng_state(self._cpu_state)
             set_device_states(self._devices, self._states, device_type=self._device)
+            # also where it was off: a backward pass has the autocast of its caller
             for kind, dtype, enabled in self._autocast:
                 stack.enter_context(torch.autocast(kind, dtype, enabled))
             yield

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from actbench.packing.packer import own_tensors
 from actbench.packing.replacement import is_conv1d
 
+# odd and small: widths of layers are seldom equal to these or to their products, 21 and 55
 _SIZES = (3, 7), (5, 11)
 """Rows of a batch and positions of a row, in two runs; what differs between them follows from the length."""
 
@@ -84,10 +85,12 @@ def _operators(module: nn.Module, x: Tensor) -> list[Any]:
         _MixedError: It mixes positions, changes its input or its own tensors, or returns another shape.
     """
     twins = {tensor: _without_values(tensor) for tensor in own_tensors(module)}
+    # operators raise versions without gradients too, and those on views raise their base's
     versions = [(each, each._version) for each in (x, *twins.values())]
     watch = _Watch(x)
     with torch.no_grad(), in_place_of(module, twins), _as_in_training(module):
         with watch:
+            # not by its call: hooks of others would see tensors without values
             found = module.forward(x)
         if any(each._version != version for each, version in versions):
             raise _MixedError("it changes its input, a parameter or a buffer in place")
@@ -109,6 +112,7 @@ def in_place_of(module: nn.Module, twins: Mapping[Tensor, Tensor]) -> Iterator[N
         for part in module.modules():
             tables: tuple[dict[str, Any], ...] = part._parameters, part._buffers
             for table in tables:
+                # a tied tensor stands in several tables, and gets one twin
                 for name, value in table.items():
                     if value is not None and value in twins:
                         changed.append((table, name, value))
@@ -124,6 +128,7 @@ def _as_in_training(module: nn.Module) -> Iterator[None]:
     """Put a module in training mode inside the context; raise a _MixedError if it assigns attributes or buffers."""
     before = [(table, dict(table)) for part in module.modules() for table in (vars(part), part._buffers)]
     for part in module.modules():
+        # not by train(), which classes of others override
         vars(part)["training"] = True
     assigned = [(table, dict(table)) for table, _ in before]
     try:
@@ -156,6 +161,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(tensor.requires_grad for tensor in given):
             raise _MixedError("it reads a tensor with a gradient that is none of its parameters")
         name = func._schema.name.removeprefix("aten::")
+        # the sizes that views are given follow from the length in any case
         if name not in _VIEWS:
             self.calls.append((func, [leaf for leaf in leaves if not isinstance(leaf, Tensor)]))
         found = func(*args, **kwargs)
@@ -176,6 +182,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Return whether an operator leaves positions apart."""
         rows = [tensor for tensor in given if id(tensor) in self._of_positions]
         if name in _VIEWS:
+            # a view of all elements that begins with the positions has each at its place
             return rows[0].numel() == made[0].numel()
         if name in _PRODUCTS:
             *added, left, right = args[:2] if name in ("mm", "linear") else args[:3]
@@ -193,6 +200,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for tensor in given:
             if not isinstance(tensor, Tensor):
                 continue
+            # broadcasting aligns dimensions from the last on, so equal ranks keep positions beside positions
             if id(tensor) in self._of_positions:
                 if tensor.dim() != made.dim() or self._leading(tensor) != leading:
                     return False
@@ -209,5 +217,6 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         default = func._schema.arguments[place].default_value
         dims = args[place] if place < len(args) else kwargs.get("dim", default)
         dims = [dims] if isinstance(dims, int) else dims
+        # a negative dim of unsqueeze counts from the dimensions of the result
         ends = x.dim() + (func._schema.name == "aten::unsqueeze")
         return bool(dims) and all(dim % ends >= self._leading(x) for dim in dims)

@@ -91,6 +91,7 @@ class TiledMlp(Scheme):
         unbind_entries(module)
         for _, mlp in found:
             TiledForward(mlp, self.pieces).bind()
+        # in front: an MLP that a step calls itself is a pass, and runs in pieces inside it
         bind_entries(module)
         sites = tuple(
             Site(path=path, was=type(mlp).__name__, becomes=f"in {self.pieces} pieces") for path, mlp in found

@@ -29,12 +29,14 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     stream = codes.new_zeros(packed_bytes(codes.numel(), bits) * 8)
     stream[: codes.numel() * bits] = ((codes[:, None] >> places) & 1).reshape(-1)
     weights = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8, device=codes.device)
+    # torch adds bytes up to int64 unless it is told a type
     return torch.sum(stream.reshape(-1, 8) * weights, 1, dtype=torch.uint8)
 
 
 def unpack(packed: Tensor, bits: int, count: int) -> Tensor:
     """Unpack the first ``count`` codes, int64 ``(count,)``, in plain torch on any device."""
     first_bit = torch.arange(count, device=packed.device) * bits
+    # the last code may end with the last byte, and then has no second one
     bytes_and_zero = torch.cat([packed, packed.new_zeros(1)]).long()
     byte = first_bit // 8
     two_bytes = bytes_and_zero[byte] | (bytes_and_zero[byte + 1] << 8)

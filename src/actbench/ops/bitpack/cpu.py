@@ -139,6 +139,7 @@ def _pack(blocks: int, count: int, codes: int, bits: int, packed: int) -> None:
         words = np.zeros(BLOCK // 8, np.uint64)
         masked = words.view(np.uint8)
         for i in range(end - first):
+            # a higher bit of a code would end up in its neighbours
             masked[i] = source[first + i] & low
         pack(words, bits, stream[block * step : (block + 1) * step])
 

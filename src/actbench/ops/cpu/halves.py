@@ -44,9 +44,11 @@ def widen(source: np.ndarray, kind: int, target: np.ndarray) -> None:
 def _widened_half(half: np.uint32) -> np.uint32:
     sign = np.uint32((half & np.uint32(0x8000)) << np.uint32(16))
     magnitude = np.uint32(half & np.uint32(0x7FFF))
+    # the biases of the exponents differ by 127 - 15
     rebias = np.uint32(112 << 23)
     normal = np.uint32(np.uint32(magnitude << np.uint32(13)) + rebias)
     special = np.uint32(normal + rebias)  # infinities and NaN: the largest exponent of either type
+    # numbers below 2**-14 are multiples of 2**-24, without a leading one
     tiny = np.float32(np.float32(np.int32(magnitude)) * np.float32(2.0**-24)).view(np.uint32)
     wide = special if magnitude >= np.uint32(0x7C00) else normal
     wide = tiny if magnitude < np.uint32(0x0400) else wide
@@ -76,9 +78,11 @@ def narrow(source: np.ndarray, kind: int, target: np.ndarray) -> None:
 
 @inlined
 def _rounded_brain(wide: np.uint32) -> np.uint32:
+    # a tie goes to the even neighbour: half of the last place less one, and one more where that place is odd
     odd = np.uint32(np.uint32(wide >> np.uint32(16)) & np.uint32(1))
     rounded = np.uint32(np.uint32(wide + np.uint32(0x7FFF) + odd) >> np.uint32(16))
     is_nan = np.uint32(wide & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+    # rounding up could carry a NaN on to infinity, or over the sign; this is the NaN that torch writes
     return np.uint32(0x7FC0) if is_nan else rounded
 
 
@@ -142,6 +146,7 @@ def _put_run(
             spread = step.spread(step.argument(factor, INT), 8)
             parts.append(builder.mul(spread, step.load(table, arguments[6], eight)))
         upper = builder.lshr(builder.add(*parts), ir.Constant(eight, [17] * 8))
+        # 0x43800000 is 256, whose last place is 2**-15: the 15 bits of a number become its fraction
         step.store(builder.or_(upper, ir.Constant(eight, [0x43800000] * 8)), 0, arguments[1])
         return context.get_dummy_value()
 

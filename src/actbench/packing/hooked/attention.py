@@ -89,6 +89,7 @@ def attention_rules(hooks: Packs) -> Rules:
     layers = F.multi_head_attention_forward
     rule = partial(fused_attention, hooks)
     inside = {**vars(F), attend.__name__: rule, "dropout": hooks.rules.get(F.dropout, F.dropout)}
+    # a copy with names of its own: torch's function stays as it is for other models and threads
     seen = types.FunctionType(layers.__code__, inside, layers.__name__, layers.__defaults__, layers.__closure__)
     rules: dict[Callable[..., Any], Callable[..., Any]] = {attend: rule, layers: seen}
     return rules
@@ -149,6 +150,7 @@ class _Surroundings:
             stack.enter_context(self._autocast)
             if self._states is not None:
                 host, device = self._states
+                # fork_rng keeps the state of the CPU in any case
                 stack.enter_context(torch.random.fork_rng([self._device] if device is not None else []))
                 torch.set_rng_state(host)
                 if device is not None:

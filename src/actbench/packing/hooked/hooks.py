@@ -128,6 +128,7 @@ class Hooks:
         pack = self.pack
         divisors = divisor_rules() if self.packer.codec.drops else {}
         rules = {**self.rules, **op_rules(), **divisors, **attention_rules(self)}
+        # inside a checkpoint, whose hooks are the innermost, ours pack nothing
         intercepted = Intercepted(rules, only_if=lambda: _innermost() is pack)
         with activated(self), intercepted, saved_tensors_hooks(pack, self.unpack):
             yield
@@ -138,6 +139,7 @@ class Hooks:
         is_logarithm = operator.is_logarithm(tensor)
         if not is_logarithm and operator.is_shape(tensor):
             savedtensors.left(tensor, "its shape alone is needed")
+            # one number, expanded: it has the shape and next to no memory
             return StaysHere.of(tensor.detach().new_zeros(()).expand(tensor.shape))
         maker = maker_of(tensor)
         reason = statistic(tensor, operator) or is_cast_of_parameter(tensor, maker) or self.packer.why_not(tensor)
@@ -145,6 +147,7 @@ class Hooks:
             self.packer.leave(tensor, reason)
             return StaysHere.of(tensor)
         if is_logarithm and not self.packer.codec.exact:
+            # the probability is packed, whose error does not become a factor; see Logarithms
             packed, site = self.pack_at_site(tensor.detach().exp(), "")
             packed = packed._replace(codec=Logarithms(packed.codec))
         else:
@@ -166,6 +169,7 @@ class Hooks:
         site.guarded = not (site.was_finite and is_elsewhere(tensor)) or self.probing
         site.guarded = site.guarded or may_be_infinite(maker_of(tensor) if maker is None else maker)
         packed = self.packer.pack(tensor, site)
+        # a tensor that another site has packed is disturbed with that site
         return PackedAtSite(packed, site.owner or site)
 
     def unpack(self, saved: PackedAtSite | StaysHere) -> Tensor:

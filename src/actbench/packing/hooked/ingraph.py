@@ -47,6 +47,7 @@ _forms: dict[str, Settings] = {}  # a node of a graph holds plain values
 def form_of(hooks: Hooks) -> str:
     """Return the name by which graphs find the settings of hooks; hooks that pack equally have the same."""
     settings = Settings(hooks.packer.codec, hooks.bits, hooks.rules, hooks.whole_model)
+    # the same number in every process, which hash() of a string is not
     rules = zlib.crc32(" ".join(sorted(map(str, settings.rules))).encode())
     form = f"{settings.codec!r} {settings.bits} {rules} {settings.whole_model}"
     _forms.setdefault(form, settings)
@@ -68,6 +69,7 @@ class RegionHooks(Hooks):
         given = [each for each in args if isinstance(each, Tensor)]
         # what has a graph comes from another part of the model, and only saved tensors hold it
         self.packer.exclude.add(each for each in given if self.whole_model or _is_leaf(each))
+        # torch runs no default hooks while AOTAutograd traces, unless it is told to
         deferred = _internals._saved_tensors_hooks_set_tracing(False)
         try:
             with self._packing():
@@ -95,6 +97,7 @@ def _identity(tensor: Tensor) -> tuple[Any, Tensor]:
     """Return by what a tensor of a trace is known, and the value that must live as long; a trace changes no value."""
     value = tensor
     if isinstance(tensor, FunctionalTensor):
+        # a view takes up what was written to its base only when it is synced (FunctionalTensor.from_functional)
         _torch._sync(tensor)
         value = _torch._from_functional_tensor(tensor.elem)
     place = [*value.shape, *value.stride(), value.storage_offset()]

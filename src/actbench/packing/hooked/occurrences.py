@@ -55,6 +55,7 @@ class Occurrences:
     @contextmanager
     def block(self, path: str) -> Iterator[None]:
         """Count what is saved inside as one run of a recomputed block."""
+        # a further run of the block saves the same tensors again, from the first turn on
         for kind in [kind for kind in self._seen if kind[0] == path]:
             del self._seen[kind]
         for family in [family for family in self._turns if family[0] == path]:

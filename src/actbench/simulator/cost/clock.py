@@ -100,6 +100,7 @@ class _Clock:
             self._compute(work)
         if done.turn.needs is not None:
             self.exchanges.copied_out(self.device)
+        # an operator of a CPU runs in the thread that issues it
         if not self.asynchronous:
             self.host = self.device = max(self.host, self.device)
 
@@ -171,12 +172,14 @@ def computing(work: OperatorWork, rates: Rates, efficiencies: Efficiencies) -> f
     measured = _measured(work, efficiencies)
     if measured is not None:
         least, rate = share.ramp + rates.launch, rates.bandwidth * share.memory
+        # a curve takes the logarithm of the bytes
         return measured.at(work.flops, max(work.moved, 1), least, rate)
     seconds = work.moved / (rates.bandwidth * share.memory)
     if work.flops:
         precision = "fp32" if replaced(work, rates) else work.precision
         precision = precision if precision in rates.flops else "fp32"  # TF32 where there is none is float32
         peak = rates.of("fp32" if work.kind in WITHOUT_TENSOR_CORES else precision)
+        # what a shape reaches is known of tensor cores alone
         reached = work.reached if precision == work.precision else 1.0
         products = work.flops / (peak * share.flops.get(precision, 1.0) * reached)
         power = efficiencies.overlap
@@ -225,6 +228,7 @@ def estimate(
     clock.run(done)
     if passed is not None:
         passed += [moment - begun for moment in clock.passed]
+    # these are counted as elementwise, and the table of times names them
     unknown = sorted({each.work.name for each in done if not each.work.is_known})
     guessed = [each.work for each in done if _measured(each.work, efficiencies) is None]
     exchanges = any(each.work.collective for each in done)

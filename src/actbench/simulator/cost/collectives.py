@@ -16,6 +16,7 @@ CollectiveKind = Literal[
 ]
 
 _RESULT: Final = -1
+# by the schemas: those of c10d take outputs before inputs, and functional ones return them
 _OF_OPERATORS: Final[Mapping[str, tuple[CollectiveKind, int]]] = {
     "c10d::_allgather_base_": ("all-gather", 0),
     "c10d::allgather_": ("all-gather", 0),
@@ -75,6 +76,7 @@ class Collective:
             return 0
         if self.kind in ("broadcast", "reduce", "send"):
             return self.total_bytes
+        # a ring's all-reduce is a reduce-scatter and an all-gather, in each of which a process sends (n - 1) / n
         rounds = 2 if self.kind == "all-reduce" else 1
         return -(-rounds * (size - 1) * self.total_bytes // size)
 
@@ -98,6 +100,7 @@ def collective_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], r
 def _group(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> distributed.ProcessGroup:
     named = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | dict(kwargs)
     found: Any = named["group_name"] if "group_name" in named else named["process_group"]
+    # operators of _c10d_functional have the group's name, those of c10d the group, boxed as a script object
     if isinstance(found, str):
         return _resolve_process_group(GroupName(found))
     return distributed.ProcessGroup.unbox(found) if isinstance(found, ScriptObject) else found

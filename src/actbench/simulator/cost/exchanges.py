@@ -9,6 +9,7 @@ from actbench.model.records import Phase
 from actbench.simulator.cost.collectives import Collective
 from actbench.simulator.cost.queues import Turn
 
+# FSDPParamGroup.wait_for_unshard frees a gathered buffer after the next copy-out in the forward pass, else at once
 _AHEAD = {"forward": 2, "backward": 1, "optimizer": 1}
 """From which copy of gathered parameters, counted from the last, FSDP2 lets the next begin to be gathered."""
 
@@ -67,5 +68,6 @@ class Exchanges:
         self.time = max(self.time, host, self._allowed(phase)) + seconds
 
     def _allowed(self, phase: Phase) -> float:
+        # before the first copies nothing holds the buffers
         ahead = _AHEAD[phase]
         return self._copied[-ahead] if len(self._copied) >= ahead else 0.0

@@ -66,10 +66,11 @@ def kind_of(func: Any, name: str, args: tuple[Any, ...]) -> Kind | None:
         return "optimizer"
     kind = _kinds().get(name)
     if kind == "convolution":
+        # places by aten's schemas; a convolution's gradients put the output's gradient in front, and the bias's sizes
         if name == "convolution":
             return _kind_of_convolution(args[1], args[8])
         return _kind_of_gradients(args[1], args[2], args[9])
-    if kind is None and _is_pointwise(func):
+    if kind is None and torch.Tag.pointwise in func.tags:
         return "elementwise"
     return kind
 
@@ -77,11 +78,6 @@ def kind_of(func: Any, name: str, args: tuple[Any, ...]) -> Kind | None:
 def has_channels_last(tensor: Tensor) -> bool:
     """Return whether torch takes a tensor as one with its channels last, as it chooses kernels by."""
     return tensor.dim() > 3 and suggest_memory_format(tensor) is not torch.contiguous_format
-
-
-def _is_pointwise(func: Any) -> bool:
-    """Return what torch says of an operator; of one that works in place the same as of the other."""
-    return any(str(tag) == "pointwise" or getattr(tag, "name", "") == "pointwise" for tag in func.tags)
 
 
 _GROUPS_AT_ONCE = 32
@@ -96,5 +92,6 @@ def _kind_of_convolution(weight: Tensor, groups: int) -> Kind:
 
 def _kind_of_gradients(x: Tensor, weight: Tensor, groups: int) -> Kind:
     kind = _kind_of_convolution(weight, groups)
+    # fitted on RegNets of timm's tables (docs/decisions/0028)
     is_uneven = weight.element_size() == 2 and groups % _GROUPS_AT_ONCE != 0 and has_channels_last(x)
     return "uneven grouped convolution" if kind == "grouped convolution" and is_uneven else kind

@@ -49,16 +49,21 @@ def exchanging(collective: Collective, links: Links, shares: LinkShares) -> floa
     size = len(collective.ranks)
     if size == 1:
         return 0.0
+    # torchrun numbers processes machine by machine
     machines = len({rank // links.devices for rank in collective.ranks})
     beside = size / machines
     network = links.network * min(1.0, beside / links.devices)
+    # one that receives sends nothing, and lasts as long as what it gets is on its way
     sent = collective.total_bytes if collective.kind == "receive" else collective.sent_bytes
     if collective.kind == "all-to-all":
+        # the share of the other processes that are on other machines
         away = (size - beside) / (size - 1)
+        # the processes of a machine send at the same time over its network cards
         slowest = max(sent * (1 - away) / links.peer, sent * beside * away / network)
     elif machines == 1:
         slowest = sent / links.peer
     else:
+        # a ring goes as fast as its slowest link
         slowest = sent / min(links.peer, network)
     return shares.start + slowest / shares.bandwidth + _hops(collective, machines, shares)
 

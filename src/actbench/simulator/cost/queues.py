@@ -77,6 +77,7 @@ class Queues:
 
     def other(self, name: str, used: Iterable[Tensor], made: Iterable[Tensor], phase: Phase) -> Turn:
         """Return when an operator runs that is no collective; ``made`` are the tensors that it writes."""
+        # FSDP2 runs it in a stream of its own (all_gather_copy_in_stream of FSDPCommContext)
         if name == COPIES_IN:
             self._mark(made, None, follows=False)
             return Turn(is_beside=True)
@@ -88,6 +89,7 @@ class Queues:
         if phase == "backward" and all(each.follows for each in waited):
             self._mark(made, last, follows=True)
             return Turn(is_beside=True)
+        # the device's queue is in order: whatever comes behind this operator need not wait again
         for tensor in tensors:
             self._written.pop(id(tensor.untyped_storage()), None)
         return Turn(needs=last)
@@ -95,6 +97,7 @@ class Queues:
     def _find(self, tensor: Tensor) -> _Written | None:
         storage = tensor.untyped_storage()
         found = self._written.get(id(storage))
+        # the id may be that of a storage which has gone, and which another has taken
         return found if found is not None and found.storage() is storage else None
 
     def _mark(self, tensors: Iterable[Tensor], collective: int | None, *, follows: bool) -> None:

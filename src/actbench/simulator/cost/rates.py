@@ -116,6 +116,7 @@ class Surface:
     @staticmethod
     def _nearness(flops: float, size: float, known_flops: float, known_size: float) -> float:
         distance = math.log(flops / known_flops) ** 2 + math.log(size / known_size) ** 2
+        # Shepard's weights (1968), by the fourth power of the distance
         return 1 / (distance + _NEAREST) ** 2
 
 
@@ -157,6 +158,7 @@ def rates(table: Mapping[str, Any]) -> Rates:
     """Return the rates that a table of a device names in TFLOP/s, GB/s and microseconds."""
     flops = {name: table[name] * _TERA * table.get("sustained", 1.0) for name in PRECISIONS if table.get(name)}
     link = table["link"]
+    # devices without links of their own send over the bus to the host
     links = Links((table.get("peer") or link) * _GIGA, table["network"] * _GIGA, table["devices"])
     capability = table.get("compute_capability")
     return Rates(

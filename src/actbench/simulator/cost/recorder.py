@@ -88,6 +88,7 @@ class Recorder:
     def _exchange(self, phase: Phase, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         found = collective_of(func, args, kwargs, result)
         used = tensors_of((args, tuple(kwargs.values()), result))
+        # functional collectives end in wait_tensor, which the program calls itself
         turn = self._queues.collective(found, used, phase, is_waited_for=func.namespace == "_c10d_functional")
         self.done.append(Done(phase, exchange(found), False, turn))
 
@@ -95,6 +96,7 @@ class Recorder:
         if func not in self._idle:
             self._idle[func] = idle(func)
         key: Any = func if self._idle[func] else (func, *map(_key, args), *map(_key, kwargs.values()))
+        # whether a copy crosses between host and card is in no shape
         if func in _COPIES:
             key += tuple(map(is_on_card, (*args[:2], result)))
         if key not in self._known:
@@ -119,6 +121,7 @@ _NAMESPACES = ("c10d", "_c10d_functional")
 
 def _key(value: Any) -> Any:
     if isinstance(value, Tensor):
+        # strides tell channels_last, and what is expanded: both change the bytes that an operator moves
         return value.shape, value.dtype, value.stride()
     if isinstance(value, list | tuple):
         return tuple(map(_key, value))

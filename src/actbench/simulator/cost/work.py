@@ -19,8 +19,10 @@ from actbench.simulator.cost.rates import Precision
 from actbench.simulator.places import is_on_card
 
 _HALVES = (torch.float16, torch.bfloat16)
+# depth_to_max_tensors of MultiTensorApply.cuh, of three lists, in the 4 KB of arguments before CUDA 13
 _LISTED_AT_ONCE = 48
 """Tensors that one kernel of a foreach optimizer works on, by the space for its arguments: between 30 and 110."""
+# of tiles of 16 to 128 channels, 64 was best for RegNets and ResNeXts (docs/decisions/0029)
 _WIDTH = 64
 """Channels of a group for which the shares of grouped convolutions in half types are given."""
 _WIDEST = 320
@@ -132,6 +134,7 @@ def work_of(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result:
         return OperatorWork(name, listed=listed)  # step counters of an optimizer, which are in host memory
     crosses = name in _COPIES and len(set(map(is_on_card, (*tensors, result)))) > 1
     kind = "host copy" if crosses else kind_of(func, name, args)
+    # multi_tensor_apply launches one kernel for as many tensors as the space for its arguments holds
     launches = max(1, math.ceil(max(map(len, lists)) / _LISTED_AT_ONCE)) if listed else 1
     launches = recurrent.kernels(func, args) if func._overloadpacket in _RECURRENT else launches
     precision = _precision(kind, tensors)
@@ -167,6 +170,7 @@ def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: 
         return recurrent.flops(func, args)
     if func is torch.ops.aten.convolution_backward.default:
         wanted: list[bool] = args[10]
+        # each gradient multiplies as much as the forward pass; the bias's is a sum, which counts no products
         return _of_convolution(*_convolved(args, result), transposed=args[7]) * sum(wanted[:2])
     # torch knows the operations of some operators that work in place by the others alone
     out_of_place = getattr(torch.ops.aten, func._schema.name.partition("::")[2].rstrip("_"), None)
@@ -174,6 +178,7 @@ def _flops(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: 
     if count is None:
         return 0
     total = int(count(*args, **kwargs, out_val=result))
+    # kernels of attention skip the blocks of scores that a causal mask hides
     return total // 2 if _argument(func, "is_causal", args, kwargs) else total
 
 
@@ -214,6 +219,7 @@ def _reached(kind: Kind | None, precision: Precision, args: tuple[Any, ...], res
     width = weight.shape[1]
     if kind == "grouped convolution":
         return max(1.0, min(width, _WIDEST) / _WIDTH)
+    # fitted on RegNets of timm's tables (docs/decisions/0028)
     passed: float = min(1.0, math.prod(output.shape[2:]) / math.prod(x.shape[2:]))
     return passed * math.sqrt(width / _WIDTH)
 
@@ -263,6 +269,7 @@ def _moved(func: Any, name: str, args: tuple[Any, ...], tensors: list[Tensor], r
     if name == "all_gather_copy_in":  # the rest of the buffer is for others to write
         return 2 * sum(map(_bytes, args[0]))
     total = sum(map(_bytes, tensors)) + sum(_bytes(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
+    # operators on lists that work in place return nothing, so what they write is read off their schema
     if result is None or (isinstance(result, list | tuple) and not result):
         total += sum(map(_bytes, written(func, args)))
     if name in ("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_"):
@@ -293,5 +300,6 @@ def written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
 
 def _bytes(tensor: Tensor) -> int:
     """Return the bytes of the distinct elements of a tensor: what is repeated in it is read once."""
+    # expanded dimensions have a stride of 0
     sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride or size == 0)
     return math.prod(sizes) * tensor.element_size()

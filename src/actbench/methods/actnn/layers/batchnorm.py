@@ -102,10 +102,14 @@ class BatchNormalization(torch.autograd.Function):
         ctx.training, ctx.eps = training, layer.eps
         ctx.dtypes = dtypes_of(x, weight, bias)
         for_x, for_weight, _ = ctx.needs_input_grad[:3]
+        # in evaluation dx = dy * slope, which needs no x
         packed = layer.packer.pack(x, layer.site) if for_weight or (for_x and training) else None
+        # the operator behind F.batch_norm, which also says which backend ran and what that one keeps
         output, mean, invstd, reserve, ctx.backend = torch._batch_norm_impl_index(
             x, weight, bias, mean_now, variance_now, training, momentum, layer.eps, torch.backends.cudnn.enabled
         )
+        # in training backward reads the batch's statistics alone, and the next forward changes the running ones in
+        # place
         used = (None, None) if training else (mean_now, variance_now)
         save(ctx, packed, layer, weight, *used, mean, invstd, reserve)
         return output
@@ -139,6 +143,7 @@ def _at_once(ctx: Any, grad: Tensor, saved: SavedInput, others: Any) -> Any:
 def _in_pieces(ctx: Any, grad: Tensor, saved: SavedInput, others: Any) -> tuple[Tensor | None, ...]:
     weight, running_mean, running_var, mean, invstd, _ = others
     if not ctx.training:
+        # the operator returned no statistics: in evaluation the running ones are used
         wide_var = running_var.to(wide(running_var.dtype))
         mean, invstd = running_mean, (wide_var + ctx.eps).rsqrt()
     statistics = Statistics(mean, invstd, weight)
@@ -189,6 +194,7 @@ class BatchNorm(Compressed):
         """Count the batch; return whether its statistics are used, and its share in the running statistics."""
         layer: Any = self
         training, momentum = layer.training, 0.0 if layer.momentum is None else layer.momentum
+        # as _BatchNorm.forward of torch/nn/modules/batchnorm.py, step for step
         tracked = layer.num_batches_tracked if training and layer.track_running_stats else None
         if tracked is not None:
             tracked.add_(1)
@@ -223,6 +229,7 @@ class SyncBatchNormalization(torch.autograd.Function):
         output: Tensor = Exact.forward(  # type: ignore[no-untyped-call]
             exact, x, weight, bias, mean_now, variance_now, layer.eps, momentum, group, size
         )
+        # SyncBatchNorm.forward of torch/nn/modules/_functions.py saves x, weight, mean, invstd and counts
         _, _, mean, invstd, counts = exact.load
         save(ctx, packed, layer, weight, mean, invstd, counts)
         return output
@@ -243,6 +250,7 @@ class SyncBatchNormalization(torch.autograd.Function):
             found[1:] = sum_dy_deviation * invstd if for_weight else None, sum_dy if for_bias else None
             if for_x:
                 both = torch.stack([sum_dy, sum_dy_deviation])
+                # both sums at once, as torch's SyncBatchNorm does
                 distributed.all_reduce(both, group=ctx.group)
                 found[0] = input_gradient(saved, grad, statistics, *(both / counts.sum()))
         return *cast_all(found, ctx.dtypes), None, None
@@ -265,6 +273,7 @@ class CompressedSyncBatchNorm(BatchNorm, nn.SyncBatchNorm):
         if not (self.training and distributed.is_available() and distributed.is_initialized()):
             return super().forward(input)
         group = self.process_group or distributed.group.WORLD
+        # as need_sync of torch's SyncBatchNorm.forward
         if distributed.get_world_size(group) < 2 and input.device.type != "cpu":
             return super().forward(input)
         if input.device.type == "cpu" or not self.is_worth(input, self.weight, self.bias):

@@ -115,6 +115,7 @@ def _input_gradient(ctx: Any, grad: Tensor, weight: Tensor) -> Tensor:
     shape = ctx.shape if has_batch else (1, *ctx.shape)
     batch = grad if has_batch else grad.unsqueeze(0)
     found = geometry.input_gradient(batch, geometry.padded_size(shape), weight, ctx.format)
+    # an expanded number has a shape and no memory; its values are not read
     for_x = geometry.unpadded(found, grad.new_zeros(()).expand(shape)) if geometry.pads else found
     return for_x if has_batch else for_x.squeeze(0)
 
@@ -153,6 +154,7 @@ class Transposed(Compressed):
             exact: Tensor = super().forward(input, output_size)
             return exact
         layer: Any = self
+        # forward of nn.ConvTranspose1d to 3d asks the same private function
         padding = layer._output_padding(
             input, output_size, layer.stride, layer.padding, layer.kernel_size, len(layer.stride), layer.dilation
         )

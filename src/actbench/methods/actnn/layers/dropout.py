@@ -64,6 +64,7 @@ class NoisyDropout(torch.autograd.Function):
         codes = packed(noise != 0, 1, ctx.order)
         savedtensors.packed(noise, codes)
         ctx.save_for_backward(codes)
+        # drawn and divided in two steps, as in aten/src/ATen/native/Dropout.cpp, for the same bits
         noise.div_(1 - p)
         if inplace:
             ctx.mark_dirty(x)
@@ -104,6 +105,7 @@ def _piece_by_piece(function: Callable[[Tensor, int, int], Tensor], grad: Tensor
 
 
 def _drops(x: Tensor, p: float, training: bool, inplace: bool) -> bool:
+    # these are the conditions of is_fused_kernel_acceptable in aten/src/ATen/native/Dropout.cpp
     return training and 0 < p < 1 and x.numel() > 0 and needs_codes(x, inplace)
 
 

@@ -86,6 +86,7 @@ class Geometry:
     ) -> Geometry:
         """Return the geometry of a layer with these attributes, called with the output padding that is ``wanted``."""
         dims, is_plain = len(kernel_size), padding_mode == "zeros"
+        # _conv_forward pads by F.pad in other modes, and then convolves without padding
         padding, dilation = padding if is_plain else 0, numbers(dilation, dims)
         pads: tuple[int, ...] = ()
         if padding == "same":

@@ -58,6 +58,7 @@ _RECTIFIERS: Functions = {
     F.threshold: relu.threshold,
     torch.threshold: relu.threshold,
 }
+# F.leaky_relu_ and F.hardtanh_ are these functions of torch._C._nn under another name
 _OVERWRITING: Functions = {
     torch.relu_: partial(relu.relu, inplace=True),
     Tensor.relu_: partial(relu.relu, inplace=True),

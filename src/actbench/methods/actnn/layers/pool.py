@@ -112,6 +112,7 @@ class MaxPooled(torch.autograd.Function):
         offsets = windows.offsets(plane, x.device)
         place_at = offsets.new_zeros(windows.reach(plane), dtype=torch.uint8)
         place_at[offsets] = torch.arange(offsets.numel(), dtype=torch.uint8, device=x.device)
+        # in place: indices take 8 bytes each
         indices.sub_(windows.starts(plane, maxima.shape[-dims:], x.device))
         places = place_at.index_select(0, in_order(indices, ctx.out_order).view(-1))
         codes = packed(places, windows.bits, None)
@@ -131,6 +132,7 @@ class MaxPooled(torch.autograd.Function):
         row = ctx.shape[1:].numel()
         for first, last in pieces(ctx.shape[0], row):
             places = unpacked(codes, windows.bits, first * row, last * row)
+            # index_select takes int32, which is half of int64
             indices = offsets.index_select(0, places.int())
             indices = _laid_out(indices, (last - first, *ctx.shape[1:]), ctx.out_order).add_(starts)
             _scatter(grad[first:last], indices, windows, found[first:last])

@@ -52,6 +52,7 @@ def unpacked(codes: Tensor, bits: int, first: int, last: int) -> Tensor:
 
 def pieces(rows: int, row_size: int = 1) -> Iterator[tuple[int, int]]:
     """Yield first and past-last row of each piece; its codes begin at a whole byte, whatever their bits."""
+    # the fewest rows whose codes fill whole bytes
     aligned = 8 // math.gcd(8, row_size)
     step = max(1, PIECE // max(1, row_size * aligned)) * aligned
     for first in range(0, rows, step):

@@ -49,6 +49,7 @@ class _Reader:
 
     def forward(self, module: nn.Module) -> None:
         bound = vars(module).get("forward")
+        # what we have bound calls the code of the class, which is what is to be read
         if bound is None or isinstance(bound, ReboundForward):
             self._method(module, "forward")
         else:
@@ -57,6 +58,7 @@ class _Reader:
     def _method(self, module: nn.Module, name: str) -> bool:
         """Read every definition of a method by the classes of a module, and return whether there is one."""
         found = False
+        # all definitions, since one may call that of its base
         for cls in type(module).__mro__:
             if cls is nn.Module:
                 break
@@ -96,6 +98,7 @@ class _Reader:
         return True
 
     def _function(self, function: FunctionType, module: nn.Module) -> None:
+        # a decorator may call functions too, so that both are read
         unwrapped = inspect.unwrap(function)
         for each in dict.fromkeys((function, unwrapped)):
             if isinstance(each, FunctionType):
@@ -141,6 +144,7 @@ class _Reader:
             return METHODS.get(name, _UNKNOWN)
         if isinstance(value, nn.Module):
             if self._method(value, name):
+                # the method has been read, and its result is not known
                 return _UNKNOWN
             return vars(value).get(name, value._modules.get(name, _UNKNOWN))
         if isinstance(value, ModuleType | type):

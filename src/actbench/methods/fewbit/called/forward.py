@@ -59,6 +59,7 @@ class CalledForward(ReboundForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module; raise a ConversionError under ``torch.compile`` if that cannot intercept what it calls."""
         module = self.module
+        # without gradients nothing is saved, so that the exact function will do
         if self.unseen and torch.is_grad_enabled():
             what, why = _hidden(self.unseen)
             refuse_compiling(what, why, "layers in place of these functions")
@@ -214,6 +215,7 @@ def _calling(model: nn.Module, stand_in: StandIn) -> Iterator[tuple[str, CalledF
     like = next(model.parameters(), None)
     place = torch.empty(0) if like is None else like
     for path, module in model.named_modules():
+        # modules of ours save less already, and those of torch.jit run no Python
         if type(module).__module__.startswith(("actbench.methods.", "actbench.packing.", "torch.jit.")):
             continue
         forward, functions = CalledForward(module, stand_in), functions_called(module)

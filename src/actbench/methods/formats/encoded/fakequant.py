@@ -89,6 +89,7 @@ def _lossy(x: Tensor, encoding: Encoding) -> Tensor:
     packed = encoded(x, encoding)
     found: Tensor = _StraightThrough.apply(x, packed)
     hooks = active()
+    # else the hooks would pack the rounded output once more, with noise of its own
     if hooks is not None and hooks.packer.codec == packed.codec:
         hooks.packer.stands_for(found, packed)
     return found
@@ -146,7 +147,9 @@ class RoundedState:
         """Round the state of an optimizer that has stepped."""
         for parameter in _stepped(optimizer):
             for name, value in optimizer.state.get(parameter, {}).items():
+                # counts of steps are tensors too
                 if isinstance(value, Tensor) and value.shape == parameter.shape and takes(value):
+                    # exp_avg_sq, as torch.optim names second moments, or max_exp_avg_sq
                     value.copy_(through(value, self._of_squares if name.endswith("avg_sq") else self.encoding))
 
 

@@ -68,6 +68,7 @@ class Encoded(Codec):
         """Return which values may not decode to finite ones, by the minimum and maximum, which take no memory."""
         least, most = flat.aminmax()
         found, largest = torch.maximum(-least, most).item(), self.encoding.largest(flat.dtype)
+        # NaN is not, and comes to the next line
         if found <= largest:
             return None
         if not math.isfinite(found):
@@ -114,6 +115,7 @@ class PackedGradients:
 
     def __init__(self, parameters: Iterable[nn.Parameter], encoding: Encoding) -> None:
         self.encoding = encoding
+        # keyed by the identity of parameters: tensors compare element by element
         self._packed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         for parameter in parameters:
             parameter.register_post_accumulate_grad_hook(self._take)  # type: ignore[no-untyped-call]
@@ -136,6 +138,7 @@ class PackedGradients:
 
     def clear(self) -> None:
         """Forget all gradients, as a step begins."""
+        # gradients are packed in a backward pass, where seeds only go on (docs/decisions/0046)
         noise.begin()
         self._packed.clear()
 
@@ -210,6 +213,7 @@ class StepByParameter(WrappedOptimizer):
         self.inner.step()  # steps the parameters whose gradients are not packed
         plain = [(parameter, parameter.grad) for parameter in self.parameters()]
         try:
+            # the inner optimizer must not step again those that it has stepped
             for parameter, _ in plain:
                 parameter.grad = None
             for parameter, _ in plain:

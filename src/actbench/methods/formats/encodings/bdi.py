@@ -157,12 +157,15 @@ def _base(codes: Codes, left: Flags, half: int, choice: BaseChoice, draws: Count
         lowest = np.where(left, codes, _TOP).min(1)
         return np.asarray(np.minimum(lowest + half, _TOP), np.int16)
     order = left.cumsum(1)
+    # numbers of 32 bits, as fractions of the codes that are left
     rank = (draws * order[:, -1]) >> 32 if choice == "random" else np.zeros(len(codes), np.int64)
+    # of truth values argmax returns the first that is true
     return np.asarray(codes[np.arange(len(codes)), (order > rank[:, None]).argmax(1)])
 
 
 def batches_of(codes: NDArray[np.uint8]) -> tuple[Codes, Flags]:
     """Return (n,) codes as (batches, 64), filled up with zeros, and a mask of the codes that exist."""
+    # differences to a base may be below 0, and bases above 255
     table = np.zeros(-(-len(codes) // BATCH) * BATCH, np.int16)
     table[: len(codes)] = codes
     return table.reshape(-1, BATCH), (np.arange(len(table)) < len(codes)).reshape(-1, BATCH)

@@ -176,11 +176,13 @@ class FloatFormat:
 
     def stochastic(self, x: Tensor, seed: Tensor) -> Tensor:
         """Round float32 x of any shape so that the mean over seeds is x, for subnormal numbers too."""
+        # the fraction of frexp lies from 1/2 to 1, that of a float from 1 to 2
         exponent = torch.frexp(x).exponent - 1
         quantum = torch.ldexp(torch.ones_like(x), exponent.clamp(min=self.least_exponent) - self.fraction_bits)
         return (stochastic(x / quantum, seed) * quantum).to(self.dtype)
 
 
+# IEEE 754's binary16, and the 8-bit formats of Micikevicius et al. (arXiv 2209.05433)
 FP16 = FloatFormat(torch.float16, 10, -14)
 E4M3 = FloatFormat(torch.float8_e4m3fn, 3, -6)
 E5M2 = FloatFormat(torch.float8_e5m2, 2, -14)
@@ -194,4 +196,5 @@ def bf16_stochastic(x: Tensor, seed: Tensor) -> Tensor:
     """
     noise = lanes(seed, x.numel(), 16).to(torch.int32).view(x.shape)
     cut = ((x.view(torch.int32) + noise) & -65536).view(torch.float32)
+    # the low bits of a NaN may be anything: cut off, or carried over, they would leave another number
     return torch.where(x.isfinite(), cut, x).to(torch.bfloat16)

@@ -85,8 +85,10 @@ class Nf4(Encoding):
             grouped = _grouped(values[first:last].float(), self.group_size)
             largest = grouped.abs().amax(1)
             scales[first // self.group_size : self._groups(last)] = largest
+            # a group of zeros has no largest magnitude to divide by
             shares = grouped / torch.where(largest > 0, largest, 1.0)[:, None]
-            nearest = torch.bucketize(shares, between, out_int32=True).clamp_(max=15).to(torch.uint8)
+            # int32 takes half the memory of the int64 that it would be
+            nearest = torch.bucketize(shares, between, out_int32=True).to(torch.uint8)
             codes[first // 2 : (last + 1) // 2] = bitpack.pack_codes(nearest.view(-1)[: last - first], 4)
         if not self.double_quantization:
             return codes, scales.view(torch.int32)
@@ -97,6 +99,7 @@ class Nf4(Encoding):
         codes, *_ = parts
         count = math.prod(shape)
         out = codes.new_empty(count, dtype=dtype)
+        # bounds of scales are rounded outwards, and may leave the range of float16
         scales = within(self._scales(parts, count), dtype).float()[:, None]
         pairs = torch.tensor(_PAIRS).to(codes.device, non_blocking=True)  # made at each call: it is small
         pieces = (torch.split(x, _PIECE // each) for x, each in ((codes, 2), (scales, self.group_size), (out, 1)))

@@ -52,6 +52,7 @@ class Bf16(RoundedByWords):
         """Return (n,) of the format's type."""
         values = flat(x)
         if self.rounding == "nearest" or x.dtype == self.kept_as:
+            # copied, since the values may be those of x itself, which may change before they are decoded
             return (values.to(self.kept_as, copy=True),)
         stochastic = bf16_stochastic if self.kept_as == torch.bfloat16 else FP16.stochastic
         return (stochastic(values.float(), seed),)

@@ -77,6 +77,7 @@ class SmaqSimulated(Encoding):
         """Return (n,) of the type of x."""
         values = flat(x)
         if values.numel() < self.min_size:
+            # values may be those of x itself, which may change before they are decoded
             return (values.clone(),)
         mean, deviation = moments(wide(values), self.statistics, self.samples, seed)
         found = self.quantized(wide(values), mean, deviation, seed)

@@ -25,11 +25,13 @@ def normal(generator: Generator, count: int) -> Tensor:
 
 def _laplace(generator: Generator, count: int) -> Tensor:
     sides = torch.rand(2, count, generator=generator, dtype=torch.float64)
+    # the difference of two exponential numbers is a Laplace number
     return torch.log1p(-sides[0]).sub(torch.log1p(-sides[1])).float()
 
 
 def _student(generator: Generator, count: int) -> Tensor:
     squares = torch.randn(3, count, generator=generator).square().mean(0)
+    # a normal number over the root of the mean of three squares has Student's distribution
     return normal(generator, count) / squares.sqrt()
 
 

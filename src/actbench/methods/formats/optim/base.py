@@ -66,6 +66,7 @@ class PackedOptimizer(torch.optim.Optimizer):
                 if group["encoding"] is not None and is_packed(parameter):
                     refuse_unknown_shards(parameter)
         except UsageError:
+            # torch has added the group before it could be checked
             del self.param_groups[-1]
             raise
 
@@ -134,6 +135,7 @@ class PackedOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)
+        # load_state_dict of torch.optim ends with a call of this
         for parameter, value in self.state.items():
             if isinstance(value, Held):
                 self.state[parameter] = value.values
@@ -149,6 +151,7 @@ class PackedOptimizer(torch.optim.Optimizer):
     def _step_packed(self, parameter: Tensor, group: Group, storage: Storage, number: int) -> None:
         state, own, first = self.state[parameter], local_of(parameter.detach()), first_of(parameter)
         if "step" not in state:
+            # in host memory, as torch.optim keeps it: to read it waits for no device
             state["step"] = torch.tensor(0.0, device="cpu")
             for name in self.moments.values():
                 state[name] = storage.zeros(own.numel(), own.device, first)
@@ -159,6 +162,7 @@ class PackedOptimizer(torch.optim.Optimizer):
         seed = noise.signed(noise.mixed((noise.mixed(group["seed"]) ^ number) + (int(step) << 32)))
         at = Place(seed, first, step)
         self._update(values, gradient, group, storage, state, at)
+        # what was stepped is then a copy
         if not own.is_contiguous():
             own.copy_(values.view(own.shape))
         increment_version(parameter)  # kernels write past autograd, which has to notice

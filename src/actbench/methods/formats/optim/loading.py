@@ -38,6 +38,7 @@ def prepared(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> di
     """
     ours: Any = optimizer
     own, saved = ours.param_groups, state_dict["param_groups"]
+    # not strict: torch refuses another number of groups or parameters behind this hook, in its own words
     groups = [_group_of(ours, group, other) for group, other in zip(own, saved, strict=False)]
     states = dict(state_dict["state"])
     for mine, group in zip(own, groups, strict=False):

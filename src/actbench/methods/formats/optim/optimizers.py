@@ -79,6 +79,7 @@ class Adam(PackedOptimizer):
         for parameter in parameters:
             state = self.state[parameter]
             if "step" not in state:
+                # in host memory, as torch.optim keeps it
                 state["step"] = torch.tensor(0.0, device="cpu")
                 state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.float32)
                 state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.float32)
@@ -90,6 +91,7 @@ class Adam(PackedOptimizer):
             in_float32(parameter.grad for parameter in parameters if parameter.grad is not None),
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
+            # moments that amsgrad alone has
             [],
             [state["step"] for state in states],
             amsgrad=False,
@@ -179,6 +181,7 @@ class SGD(PackedOptimizer):
         buffers = [self.state[p].get("momentum_buffer") for p in parameters] if group["momentum"] else []
         gradients = in_float32(parameter.grad for parameter in parameters if parameter.grad is not None)
         buffers = buffers or [None] * len(parameters)
+        # sgd of torch.optim.sgd puts new buffers into the list where it finds None
         sgd(values, gradients, buffers, **_numbers(group, *_SGD))
         for parameter, buffer in zip(parameters, buffers, strict=True):
             if buffer is not None:
@@ -238,6 +241,7 @@ def check_fresh(optimizer: torch.optim.Optimizer, instead: str) -> None:
     """
     if optimizer.state:
         raise UsageError(f"the optimizer has state already; {instead}")
+    # LRScheduler.__init__ leaves this key in each group
     if any("initial_lr" in group for group in optimizer.param_groups):
         raise UsageError(
             "a scheduler holds on to the optimizer already; make the scheduler afterwards, of the new optimizer"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # at run time it is imported where there are DTensors: it tak
 
 def is_spread(tensor: Any) -> TypeGuard[DTensor]:
     """Return whether a tensor is a DTensor."""
+    # by an attribute of DTensor, whose module takes more than a second to import
     return isinstance(tensor, Tensor) and hasattr(tensor, "device_mesh")
 
 
@@ -56,6 +57,7 @@ def local_gradient(parameter: Tensor) -> Tensor:
 def first_of(parameter: Tensor) -> int:
     """Return the index, in the whole parameter, of the first element that this process holds."""
     rows, of, rank = _cut(parameter)
+    # DTensor cuts as torch.chunk does: all processes but the last have the quotient rounded up
     return min(rows, rank * -(-rows // of)) * parameter.shape[1:].numel()
 
 
@@ -165,8 +167,10 @@ def _spread(local: Tensor, parameter: DTensor, shape: torch.Size) -> Tensor:
 def _on_mesh(local: Tensor, parameter: DTensor, shape: torch.Size) -> DTensor:
     from torch.distributed.tensor import DTensor
 
+    # of the whole parameter, which DTensor cannot know from a part
     stride = torch.empty(shape, device="meta").stride()
     mesh, placements = parameter.device_mesh, parameter.placements
+    # without the check, which is a collective
     return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape, stride=stride)
 
 

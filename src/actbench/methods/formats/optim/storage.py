@@ -195,6 +195,7 @@ def _bytes_of(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
     return math.prod(shape) * dtype.itemsize
 
 
+# as of bitsandbytes (min_8bit_size) and torchao, whose optimizers keep smaller state whole, too
 LEAST_PACKED = 4096
 """Elements of the smallest parameter whose state is packed."""
 

@@ -126,6 +126,7 @@ class SummedGradients(_Hook):
     def bind(self, module: nn.Module) -> None:
         """Put the hooks on a module."""
         module.register_forward_pre_hook(self.begin)
+        # after an error too, as the one by which checkpointing ends a second run
         module.register_forward_hook(self, always_call=True)
 
     def begin(self, module: nn.Module, args: Any) -> None:

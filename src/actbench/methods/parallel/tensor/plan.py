@@ -14,6 +14,7 @@ from actbench.errors import ConversionError, NothingToConvertError
 Cut = Literal["columns", "rows"]
 """Whether processes share the outputs of a layer (``columns`` of Megatron-LM's matrices) or its inputs (``rows``)."""
 
+# names of transformers (integrations/tensor_parallel.py), but for colwise_of_3, which is ours
 _CUTS: Final[Mapping[str, Cut]] = {"colwise": "columns", "colwise_of_3": "columns", "rowwise": "rows"}
 _UNCUT: Final = "replicated_with_grad_allreduce"
 
@@ -103,6 +104,7 @@ def plan_of(model: nn.Module, scheme: str) -> Plan:
         for path, style in styles.items()
         if style in _CUTS
     )
+    # plans name modules inside of blocks, and a block is one of a numbered list
     first = next(path for path in styles if re.search(r"\.\d+\.", path))
     return Plan(places, entries, re.split(r"\.\d+\.", first)[0])
 
@@ -119,6 +121,7 @@ def _styles(model: nn.Module, scheme: str) -> dict[str, str]:
         )
     prefix = getattr(model, "base_model_prefix", "")
     base = f"{prefix}." if prefix and isinstance(getattr(model, prefix, None), nn.Module) else ""
+    # re.escape has written each * of the plan as \*
     patterns = {re.compile(re.escape(base + path).replace(r"\*", r"\d+")): style for path, style in plan.items()}
     found: dict[str, str] = {}
     for path, _ in model.named_modules():
@@ -138,6 +141,7 @@ def _styles(model: nn.Module, scheme: str) -> dict[str, str]:
 
 def _check_entry(entry: str, module: nn.Module, styles: Mapping[str, str], scheme: str) -> None:
     """Refuse a module with a trained parameter that the plan does not name: its gradient would be partial."""
+    # the prefix makes names those of the whole model, as the plan's paths are
     for name, _ in module.named_parameters(entry):
         if not any(name.startswith(f"{path}.") for path in styles):
             raise ConversionError(

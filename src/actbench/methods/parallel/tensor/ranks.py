@@ -52,11 +52,13 @@ class Ranks:
     def joined(self, x: Tensor, dim: int) -> Tensor:
         """Return the parts of all processes, one after the other along a dimension."""
         joined: Tensor = _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), self.size, self.group))
+        # all_gather_into_tensor puts the parts one after the other along the first dimension
         return joined if dim == 0 else torch.cat(joined.chunk(self.size), dim)
 
     def part_of_sum(self, x: Tensor, dim: int) -> Tensor:
         """Return this process's part of the sum of what all processes give."""
         if dim:
+            # reduce_scatter_tensor cuts the first dimension
             x = torch.cat(x.chunk(self.size, dim))
         part: Tensor = _ops.wait_tensor(_ops.reduce_scatter_tensor(x.contiguous(), "sum", self.size, self.group))
         return part
@@ -130,6 +132,7 @@ class OwnNumbers:
         self.end()
         if isinstance(x, FakeTensor):
             return
+        # times 2**16 processes, the most that there are, it still is a seed of 64 bits
         common = int(torch.randint(2**48, (), device="cpu"))
         for generator in _generators(x.device):
             self._before.append((generator, generator.get_state()))
@@ -141,6 +144,7 @@ class OwnNumbers:
             generator.set_state(state)
         self._before = []
 
+    # hooks of one model share their numbers, and so do the hooks of its copy
     def __deepcopy__(self, memo: Any) -> OwnNumbers:
         return memo.setdefault(id(self), type(self)(self._ranks))  # type: ignore[no-any-return]
 

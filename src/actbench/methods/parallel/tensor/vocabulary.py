@@ -46,12 +46,14 @@ def vocabulary_of(model: nn.Module, size: int) -> Vocabulary:
 def share(vocabulary: Vocabulary, ranks: Ranks) -> None:
     """Cut the layers, in place, so that their results stay the same."""
     layers = [found[1] for found in (vocabulary.embedding, vocabulary.head) if found is not None]
+    # a tied weight is cut once
     for parameter in dict.fromkeys(each for layer in layers for each in layer.parameters()):
         cut_parameter(parameter, 0, ranks)
     if vocabulary.embedding is not None:
         SharedEmbedding(vocabulary.embedding[1], ranks).bind()
     if vocabulary.head is not None:
         head = vocabulary.head[1]
+        # F.linear reads the weight alone; this is for code that asks the layer
         head.out_features //= ranks.size
         head.register_forward_pre_hook(Entry(ranks), with_kwargs=True)
         head.register_forward_hook(Gathered(ranks))
@@ -70,6 +72,7 @@ class SharedEmbedding(ReboundForward):
         """Make this the forward of the module, which then knows its own words only."""
         module: Any = self.module
         module.num_embeddings //= self._ranks.size
+        # the word whose row gets no gradient may be one of another process
         if module.padding_idx is not None:
             place = module.padding_idx - self._first
             module.padding_idx = place if 0 <= place < module.num_embeddings else None
@@ -85,6 +88,7 @@ class SharedEmbedding(ReboundForward):
         module: Any = self.module
         places = input - self._first
         others = (places < 0) | (places >= module.num_embeddings)
+        # any row will do for words of other processes, since it is replaced by zeros
         found: Tensor = self.inner(module, places.masked_fill(others, 0))
         return across.summed(found.masked_fill(others[..., None], 0), self._ranks)
 

@@ -94,6 +94,7 @@ def launch(
     """Return the columns from ``kernels/sketch.cu``; types that it does not write are converted from float32."""
     written = dtype if dtype in rawkernel.SCALARS else torch.float32
     out = _empty(copies * columns, size, written, seed.device)
+    # the last column is allocated without the space behind it, so that flat may be shorter than the period
     flat, period = _flat(out), columns * space(size)
     place = (flat, seed, np.int64(first * space(size)), np.int64(period), np.int64(flat.numel()))
     tables = () if kind == "rademacher" else (_table(out.device),)

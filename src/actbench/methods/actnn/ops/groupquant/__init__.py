@@ -76,6 +76,7 @@ def launch_decode(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_siz
     """Launch ``groupquant_decode`` of ``kernels/groupquant.cu``."""
     first, start = divmod(start, group_size)  # the kernel begins at the first group that it needs
     if first:
+        # groups are multiples of 32 elements, so that each begins at a whole byte
         codes, meta = codes[first * group_size // 8 * bits :], meta[first:]
     macros, threads, counts = _decoding(out.dtype, out.numel(), codes.numel(), bits, group_size, start)
     rawkernel.launch("groupquant", "groupquant_decode", macros, threads, codes, meta, out, *counts)

@@ -19,6 +19,7 @@ from actbench.ops.cpu.halves import FLOAT16, FLOAT32, KINDS, fill_noise, fused, 
 @inlined
 def place_of(row: int, bits: int, widths: int, sums: int, columns: int, size: int) -> tuple[int, int, int]:
     """Return a row's bits, and the bytes where its codes start and end; a negative start if outside the buffer."""
+    # 0 bits stand for rows of different widths, and no widths for words alone, without codes
     if bits != 0:
         return bits, 0, size
     if widths == 0:
@@ -51,8 +52,10 @@ def word_of(values: np.ndarray, kind: int) -> np.uint32:
         flipped = np.int32(np.int32(values[i] >> np.int32(31)) & np.int32(0x7FFFFFFF))
         key = np.int32(values[i] ^ flipped)
         low, high = min(low, key), max(high, key)
+    # these are the keys of minus infinity and infinity; those of NaN lie beyond them
     if low <= np.int32(-0x7F800001) or high >= np.int32(0x7F800000):
         return np.uint32(NAN_WORD)
+    # as bfloat16: 65280, which float16 still holds, or the largest finite number
     largest = 0x477F if kind == FLOAT16 else 0x7F7F
     return np.uint32(_bound(low, 0xFFFF, 0, largest) | (_bound(high, 0, 0xFFFF, largest) << 16))
 
@@ -63,6 +66,7 @@ def _bound(key: int, if_negative: int, if_positive: int, largest: int) -> int:
     if key >= 0:
         return min((key + if_positive) >> 16, largest)
     magnitude = ((~key & 0x7FFFFFFF) + if_negative) >> 16
+    # no bound is -0.0, as in the reference
     return 0 if magnitude == 0 else 0x8000 | min(magnitude, largest)
 
 
@@ -72,6 +76,7 @@ def _scaled(word: np.uint32) -> tuple[np.float32, np.float32, np.float32, np.flo
     low = np.uint32(word << np.uint32(16)).view(np.float32)
     high = np.uint32(word & np.uint32(0xFFFF0000)).view(np.float32)
     largest = max(abs(low), abs(high))
+    # HUGE, TINY and SHIFT of the reference
     scale, inverse = np.float32(1), np.float32(1)
     if largest >= np.float32(2.0**60):
         scale, inverse = np.float32(2.0**-64), np.float32(2.0**64)
@@ -215,6 +220,7 @@ def _encode(
     found, stream = at(meta, rows * per_row, np.uint32), at(codes, size, np.uint8)
     state = state_at(seed) if stochastic else np.uint64(0)
     for unit in prange(units):
+        # 256 and a half: without noise a place is rounded to the nearest code
         random, wide = np.full(_MOST, np.float32(256.5), np.float32), np.empty(_MOST, np.uint32)
         eights = np.empty(_MOST // 8, np.uint64)
         for group in range(unit * per_unit, min((unit + 1) * per_unit, rows * per_row)):
@@ -226,6 +232,7 @@ def _encode(
             if start >= 0:
                 if stochastic:
                     fill_noise(state, group, lanes, random[: (count + 7) // 8 * 8])
+                # codes that the group does not have are bits of the stream, and zero
                 eights[(count - 1) // 8] = np.uint64(0)
                 quantize(values, found[group], width, random, eights.view(np.uint8))
                 byte = start + first // 8 * width

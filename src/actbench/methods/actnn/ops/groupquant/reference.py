@@ -53,6 +53,7 @@ def words_of(x: Tensor, group_size: int) -> Tensor:
     largest = (_LARGEST_FOR_HALF if x.dtype == torch.float16 else _LARGEST).to(x.device)
     least, most = groups.amin(2), groups.amax(2)
     low, high = least.to(torch.bfloat16), most.to(torch.bfloat16)
+    # nextafter takes no number: the product is an infinity in the type and on the device of the bounds
     low = torch.where(low.to(least.dtype) > least, torch.nextafter(low, -torch.inf * largest), low)
     high = torch.where(high.to(most.dtype) < most, torch.nextafter(high, torch.inf * largest), high)
     # + 0.0: no bound is -0.0, for which of two zeros is the least differs between devices

@@ -50,6 +50,7 @@ def reference(x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -
 
 
 def _on_cpu(out: Tensor, packed: Tensor, x: Tensor, function: str, bounds: Tensor, bits: int, fold: bool) -> None:
+    # torch refuses out= for a tensor that needs a gradient
     _INTO[function](x.detach(), out=out)
     stepwise.cpu.encode(packed, x, bounds, bits, fold)
 
@@ -58,6 +59,7 @@ def _on_cuda(out: Tensor, packed: Tensor, x: Tensor, function: str, bounds: Tens
     if agrees_on_cuda(function, x.dtype, x.device):
         launch(out, packed, x, function, bounds, bits, fold)
     else:
+        # as on the CPU: out= takes no tensor that needs a gradient
         _INTO[function](x.detach(), out=out)
         stepwise.launch_encode(packed, x, bounds, bits, fold)
 

@@ -87,6 +87,7 @@ def _positive(typing_context: Any, index: Any, x: Any, infinity: Any, out: Any, 
         vector = ir.VectorType(ir.IntType(width), MANY)
         value, zero = step.load(1, index, vector), ir.Constant(vector, [0] * MANY)
         below_all = step.spread(step.argument(2, ir.IntType(width)), MANY)
+        # a float above zero, and a NaN without a sign, is a positive integer; a NaN with a sign is above -inf, unsigned
         above = builder.icmp_signed(">", value, zero)
         passed = builder.or_(above, builder.icmp_unsigned(">", value, below_all))
         minus_zero = builder.icmp_signed("==", value, ir.Constant(vector, [1 << (width - 1)] * MANY))
@@ -123,6 +124,7 @@ def _relu_block(x: np.ndarray, infinity: int, out: np.ndarray, mask: np.ndarray)
     for i in range(0, done, MANY):
         _positive(i, x, infinity, out, mask)
     if done < x.size:
+        # the steps read and write 32 values, which the rest of a block does not have
         rest, kept, bits = np.zeros(MANY, x.dtype), np.empty(MANY, x.dtype), np.empty(MANY // 8, np.uint8)
         rest[: x.size - done] = x[done:]
         _positive(0, rest, infinity, kept, bits)

@@ -31,6 +31,7 @@ def encode_reference(x: Tensor, bounds: Tensor, bits: int, fold: bool) -> Tensor
     """Do what :func:`encode` does, in plain torch on any device; every kernel must agree bit for bit."""
     values = wide(x).reshape(-1)
     values = values.abs() if fold else values
+    # bucketize with right=False counts the bounds that are strictly below
     codes = torch.bucketize(values, bounds.to(values.dtype)).to(torch.uint8)
     return bitpack.pack(codes.masked_fill(values.isnan(), 0), bits)
 
@@ -44,6 +45,7 @@ def decode_reference(packed: Tensor, levels: Tensor, grad: Tensor, bits: int) ->
 
 def launch_encode(packed: Tensor, x: Tensor, bounds: Tensor, bits: int, fold: bool) -> None:
     """Launch ``stepwise_encode`` of ``kernels/stepwise.cu``."""
+    # the kernel takes the absolute by cutting the sign off the bits of a float32
     sign_mask, count = np.uint32(0x7FFFFFFF if fold else 0xFFFFFFFF), np.int64(x.numel())
     macros: rawkernel.Macros = {"BITS": bits, "SCALAR": rawkernel.SCALARS[x.dtype]}
     rawkernel.launch("stepwise", "stepwise_encode", macros, -(-x.numel() // 8), x, bounds, packed, count, sign_mask)

@@ -63,6 +63,7 @@ class Work(NamedTuple):
 @inlined
 def workspace() -> Work:
     """Return buffers for any block; their noise rounds to the nearest until it is filled."""
+    # 256 and the half that makes the code the nearest one
     noise = np.full(MOST, 256.5, np.float32)
     d, keys, header = np.empty(MOST, np.float32), np.empty(MOST, np.int16), np.empty(4, np.uint16)
     return Work(
@@ -112,6 +113,7 @@ def write_block(
     if stochastic:
         for unit in range((count + 31) // 32):
             fill_noise(state, first // 32 + unit, 1, work.noise[32 * unit : 32 * unit + 32])
+    # codes that the block does not have are bits of the stream, and zero
     work.eights[(count - 1) // 8] = np.uint64(0)
     quantize(d, keys, cut, header[1:], bits, work.noise, codes, rests)
     copy(header.view(np.uint8), packed[:HEADER_BYTES])

@@ -38,6 +38,7 @@ def mean_of(values: np.ndarray, block: int, sums: np.ndarray) -> int:
                 sums[half * part + i] = np.float32(low + sums[2 * half * part + half + i])
         half //= 2
     for i in range(thirty_twos):
+        # a power of two is exact, and no sum over a block overflows after it
         sums[i] = np.float32(sums[i] * np.float32(1 / 1024))
     half = thirty_twos // 2
     while half > 0:
@@ -123,6 +124,7 @@ def part(keys: np.ndarray, most: int, outliers: int, header: np.ndarray) -> int:
     if spare > 0:
         main = np.int16(cut)
     header[0], header[1], header[2] = max(main + 1, _LEAST), start, max(most + 1, _LEAST)
+    # of equal keys the first are outliers, as by the stable sort of the reference
     last = keys.size - 1
     while spare > 0:
         if keys[last] == cut:
@@ -161,6 +163,7 @@ def quantize(
     tail_slope = np.float32(np.float32(tail_steps) / np.float32(float_of(header[2]) - start))
     tag, shift = np.int32(1 << (bits[0] - 1)), np.int32(bits[0] - 1)
     for i in range(d.size):
+        # 256 keeps places positive, so that the cut to a whole number rounds down
         place = fused(d[i], slope, noise[i])
         main = np.int32(np.int32(place) + np.int32(steps - np.int32(256)))
         place = fused(np.float32(abs(d[i]) - start), tail_slope, noise[i])

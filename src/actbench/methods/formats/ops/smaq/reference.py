@@ -190,6 +190,7 @@ def _decoded(blocks: Tensor, count: int, form: Format, dtype: torch.dtype) -> Te
     if blocks.numel() == 0:
         return torch.empty(0, dtype=dtype, device=blocks.device)
     computed = torch.float64 if dtype == torch.float64 else torch.float32
+    # a view as bfloat16 begins at an even byte of its storage
     header = blocks[:, :HEADER_BYTES].flatten().clone().view(torch.bfloat16).view(-1, 4).to(computed)
     mean, main_end, start, end = (header[:, i : i + 1] for i in range(4))
     codes = _unpacked(blocks[:, HEADER_BYTES : form.rest_start(count)], form.main_bits, count)

@@ -88,6 +88,7 @@ def adam_rule(
     """Return the coefficients of step number ``step``, from 1; the other arguments are those of torch.optim."""
     beta1, beta2 = betas
     weight = np.float32(1 - beta1)
+    # the two forms of torch's lerp, by which torch.optim updates the first moment (aten/src/ATen/native/Lerp.h)
     near = weight < 0.5
     return AdamRule(
         sign=-1.0 if maximize else 1.0,
@@ -111,6 +112,7 @@ def sgd_rule(
         sign=-1.0 if maximize else 1.0,
         decay=_single(weight_decay),
         momentum=_single(momentum),
+        # torch.optim.SGD begins its buffer with the whole first gradient, whatever the dampening
         added=1.0 if step == 1 else _single(1 - dampening),
         nesterov=float(nesterov),
         rate=_single(-lr),

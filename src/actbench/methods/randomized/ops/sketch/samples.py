@@ -37,6 +37,7 @@ def uniform(seed: Tensor, rows: int, size: int) -> Tensor:
 
 def distinct(seed: Tensor, rows: int, size: int) -> Tensor:
     """Return ``size`` different rows in random order: (size,) int64. Sorts a word per row, 24 bytes a row meanwhile."""
+    # stable, so that words which are equal come in one order on every device
     return random_words(seed, 0, rows).argsort(stable=True)[:size]
 
 
@@ -78,6 +79,7 @@ def compress(matrix: Tensor, seed: Tensor, size: int, kind: Weighted) -> tuple[T
 
 def number_type(rows: int) -> torch.dtype:
     """Return the type that stores the numbers of ``rows`` rows."""
+    # numbers begin at 0, so that 2**31 rows still fit
     return torch.int32 if rows <= 2**31 else torch.int64
 
 
@@ -106,6 +108,7 @@ def winners(ascending: Tensor, size: int) -> Tensor:
 
 def _by_norm(norms: Tensor, seed: Tensor, size: int) -> tuple[Tensor, Tensor]:
     upto = norms.cumsum(0)
+    # a fraction may round up to the total, behind the last row
     drawn = _drawn(upto, upto[-1:], seed, size).clamp(max=len(norms) - 1)
     return drawn, _weights(upto[-1:] / size, norms[drawn])
 
@@ -121,6 +124,7 @@ def winner_take_all(norms: Tensor, seed: Tensor, size: int) -> tuple[Tensor, Ten
     kept = winners(upto, size)[..., None]
     last = norms.shape[-1] - 1 - kept
     left = upto.gather(-1, last)
+    # as in _by_norm: a fraction may round up to the total
     drawn = _drawn(upto, left, seed, size).minimum(last)
     turn = torch.arange(size, device=norms.device)
     place = torch.where(turn < kept, norms.shape[-1] - 1 - turn, drawn)

@@ -57,6 +57,7 @@ def project(matrix: Tensor, seed: Tensor, size: int, kind: sketch.Kind) -> Tenso
     for first in starts if traced() else few_for_all(starts, of=matrix):
         made = _piece(matrix[first : first + step], seed, first, size, kind, factor, halves)
         total = made if total is None else total.add_(made)
+        # else the piece would be alive beside the next
         del made
     return matrix.new_zeros(size, columns, dtype=dtype) if total is None else total
 
@@ -121,6 +122,7 @@ def hadamard(matrix: Tensor, seed: Tensor, size: int) -> Tensor:
     rows, dtype = matrix.shape[0], working_type(matrix)
     padded = 1 << max(rows - 1, 0).bit_length()
     chosen = samples.distinct(seed, padded, size)
+    # the words take 64 P bits, and 128 columns have at least as many, since P < 2 rows
     signs = sketch.sketch_columns(seed, 128, 1, rows, "rademacher", dtype) * size**-0.5
     out = matrix.new_empty(size, matrix.shape[1], dtype=dtype)
     for columns in _column_chunks(padded, matrix.shape[1], dtype):
