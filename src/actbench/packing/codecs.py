@@ -70,8 +70,8 @@ class Codec:
     def planned(self, x: Tensor) -> Encode | None:
         """Return a function of a tensor and a seed that makes the parts of tensors of the form of x.
 
-        It may be called for plain tensors (:func:`actbench.ops.library.plain`) while the site is not watched. None if
-        there is no faster way than :meth:`pack`.
+        It may be called while nothing sees operators (:func:`actbench.ops.library.is_watched`) and the site is not
+        watched. None if there is no faster way than :meth:`pack`.
         """
         return None
 

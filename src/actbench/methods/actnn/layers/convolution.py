@@ -18,7 +18,7 @@ from actbench.methods.actnn.layers.savedinput import (
     save,
     summed,
 )
-from actbench.packing.precision import cast_all, dtypes_of, no_autocast, product_dtype
+from actbench.packing.precision import cast_all, no_autocast, other_dtypes, product_dtype
 from actbench.packing.refusals import first_order
 
 
@@ -39,16 +39,15 @@ class Convolution(torch.autograd.Function):
         layer: Compressed,
     ) -> Tensor:
         """Return the convolution in autocast's type, where it is on."""
-        ctx.geometry, ctx.shape = geometry, x.shape
-        ctx.dtypes = dtypes_of(x, weight, bias)
-        ctx.format = channels_last(x)
+        dtype = product_dtype(x)
+        ctx.geometry, ctx.shape, ctx.format = geometry, x.shape, channels_last(x)
+        ctx.dtypes = other_dtypes(dtype, x, weight, bias)
         packed = layer.packer.pack(x, layer.site) if ctx.needs_input_grad[1] else None
         if layer.site.watched:
             layer.site.inside = geometry.share_inside(x.shape[-len(geometry.stride) :], weight.shape[2:])
         save(ctx, packed, layer, weight, by_row=geometry.has_batch(x))
-        dtype = product_dtype(x)
         with no_autocast(x):
-            found: Any = cast_all((x, weight, bias), (dtype,) * 3)
+            found: Any = (x, weight, bias) if ctx.dtypes is None else cast_all((x, weight, bias), (dtype,) * 3)
             return geometry.forward(*found)
 
     @staticmethod
@@ -82,8 +81,9 @@ and a second operator takes longer than what such tensors are computed in."""
 
 def _may_be_at_once(ctx: Any, saved: SavedInput) -> bool:
     """Return whether an input is so small that it may be there beside its gradient, and is convolved as it is."""
-    whole = len(saved.pieces()) == 1 and not ctx.geometry.pads and len(ctx.shape) == len(ctx.geometry.stride) + 2
-    return whole and ctx.shape.numel() * 4 <= AT_ONCE_BYTES
+    if ctx.shape.numel() * 4 > AT_ONCE_BYTES or ctx.geometry.pads:
+        return False
+    return len(saved.pieces()) == 1 and len(ctx.shape) == len(ctx.geometry.stride) + 2
 
 
 def _gradients_at_once(
