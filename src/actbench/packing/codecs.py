@@ -98,7 +98,7 @@ class Codec:
     def lost(self, flat: Tensor, parts: Parts) -> str | None:
         """Return which values of a tensor would decode to NaN or make others NaN, or None.
 
-        On a device, a look at ``flat`` waits for it.
+        The elements may have any order. On a device, a look at ``flat`` waits for it.
         """
         return None
 

@@ -95,7 +95,9 @@ class Exclude:
         """Exclude tensors that others hold (parameters, the batch): packing them would add to memory."""
         for tensor in tensors:
             if tensor.layout == torch.strided:
-                self._held.put(tensor.untyped_storage(), True)
+                storage = tensor.untyped_storage()
+                if self._held.get(storage) is None:  # parameters are the same in each pass
+                    self._held.put(storage, True)
 
     def why_not(self, x: Tensor) -> str | None:
         """Return why a tensor is excluded, or None."""
@@ -215,7 +217,7 @@ class SavedTensors:
             site.owner, site.elements = None, plan.elements
             parts = encode(x, seed_on(plan.device))
             if site.guarded:
-                lost = self._lost(x, flat_of(x, plan.layout), plan.codec, parts, site)
+                lost = self._lost(x, x, plan.codec, parts, site)
                 if lost is not None:
                     return lost
             return Packed(plan.codec, plan.layout, parts)

@@ -134,6 +134,9 @@ class Hooks:
 
     def pack(self, tensor: Tensor) -> PackedAtSite | StaysHere:
         """Pack a tensor that autograd saves."""
+        base = tensor if tensor._base is None else tensor._base
+        if type(base) is nn.Parameter and not savedtensors.observers:  # nobody asks for the reason
+            return StaysHere.of(tensor)
         operator = current_rule()
         is_logarithm = operator.is_logarithm(tensor)
         if not is_logarithm and operator.is_shape(tensor):
