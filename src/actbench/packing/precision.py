@@ -57,9 +57,7 @@ def other_dtypes(dtype: torch.dtype, *tensors: Tensor | None) -> list[torch.dtyp
     return None
 
 
-def cast_all(
-    tensors: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | None] | None
-) -> Sequence[Tensor | None]:
+def cast_all(tensors: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | None] | None) -> Sequence[Tensor | None]:
     """Return each tensor in its type, as :func:`cast` does; None for the types that they have."""
     if dtypes is None:
         return tensors

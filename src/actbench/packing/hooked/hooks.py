@@ -160,14 +160,20 @@ class Hooks:
 
         ``maker`` is what :func:`maker_of` says of it, where that is known.
         """
-        site = SiteState("truth values", 1) if tensor.dtype == torch.bool else self.sites.site(tensor)
-        if tensor.dtype != torch.bool and (bits := _bits_of_layer.get()) is not None:
-            site.bits = bits
+        if tensor.dtype == torch.bool:
+            site = SiteState("truth values", 1)
+        else:
+            site, bits = self.sites.site(tensor), _bits_of_layer.get()
+            if bits is not None:
+                site.bits = bits
         operator = current_rule()
         site.row, site.product = operator.row, operator.is_product
         # On a device, a look at a tensor's values waits for them.
-        site.guarded = not (site.was_finite and is_elsewhere(tensor)) or self.probing
-        site.guarded = site.guarded or may_be_infinite(maker_of(tensor) if maker is None else maker)
+        site.guarded = (
+            not (site.was_finite and is_elsewhere(tensor))
+            or self.probing
+            or may_be_infinite(maker_of(tensor) if maker is None else maker)
+        )
         packed = self.packer.pack(tensor, site)
         return PackedAtSite(packed, site.owner or site)
 

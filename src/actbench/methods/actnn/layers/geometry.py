@@ -63,7 +63,8 @@ class Geometry:
         ``output_padding`` replaces the layer's if a transposed layer is called with an output size.
         """
         wanted = None if output_padding is None else tuple(output_padding)
-        key, known = _of_a_layer(layer), vars(layer).get("_geometry")
+        own = vars(layer)
+        key, known = _of_a_layer(own), own.get("_geometry")
         if known is None or known[0] != key or known[1] != wanted:  # a layer asks in each pass, and rarely changes
             given: Any = [tuple(value) if isinstance(value, list) else value for value in key]
             layer._geometry = known = key, wanted, cls.made(*given, wanted)
@@ -188,7 +189,7 @@ class Geometry:
         return self.stride, self.padding, self.dilation, self.transposed, output_padding, self.groups
 
 
-_of_a_layer = operator.attrgetter(
+_of_a_layer = operator.itemgetter(
     "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "transposed", "output_padding",
     "_reversed_padding_repeated_twice",
 )  # fmt: skip

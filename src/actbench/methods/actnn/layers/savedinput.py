@@ -74,11 +74,7 @@ def is_differentiated(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> 
     """Return whether a gradient of any of these is needed; complex tensors are left to torch."""
     if not torch.is_grad_enabled() or x.is_complex() or (weight is not None and weight.is_complex()):
         return False
-    return (
-        x.requires_grad
-        or (weight is not None and weight.requires_grad)
-        or (bias is not None and bias.requires_grad)
-    )
+    return x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
 
 
 Sums = tuple[Tensor | None, ...]
