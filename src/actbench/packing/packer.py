@@ -242,7 +242,7 @@ class SavedTensors:
         return self._settled and not plan.shared
 
     def _may_be_at_once(self, plan: SitePlan, x: Tensor, site: SiteState) -> bool:
-        """Return whether a tensor may be encoded as it lies: nobody asks for it or for its ranges, or sees operators."""
+        """Return whether a tensor may be encoded as it lies: nobody asks for it, for its ranges, or sees operators."""
         return (
             (self.dedup is None or (self._settled and not plan.shared))
             and not (site.watched or savedtensors.observers)

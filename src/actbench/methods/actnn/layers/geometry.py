@@ -66,8 +66,8 @@ class Geometry:
         own = vars(layer)
         key, known = _of_a_layer(own), own.get("_geometry")
         if known is None or known[0] != key or known[1] != wanted:  # a layer asks in each pass, and rarely changes
-            given: Any = [tuple(value) if isinstance(value, list) else value for value in key]
-            layer._geometry = known = key, wanted, cls.made(*given, wanted)
+            given: Any = [tuple(value) if isinstance(value, list) else value for value in (*key, wanted)]
+            layer._geometry = known = key, wanted, cls.made(*given)
         geometry: Geometry = known[2]
         return geometry
 
