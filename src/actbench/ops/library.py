@@ -215,17 +215,17 @@ def _madvise() -> Callable[[int, int, int], int] | None:
     return call
 
 
-_modes = _internals._TorchDispatchModeKey
+_PROXY, _FAKE = (getattr(_internals._TorchDispatchModeKey, name) for name in ("PROXY", "FAKE"))
 
 
 def traced() -> bool:
     """Return whether ``torch.compile`` or another tracer records a graph of this call."""
-    return torch.compiler.is_compiling() or _internals._get_dispatch_mode(_modes.PROXY) is not None
+    return torch.compiler.is_compiling() or (_modes_in_use() > 0 and _internals._get_dispatch_mode(_PROXY) is not None)
 
 
 def faked() -> bool:
     """Return whether operators make fake tensors here."""
-    return _internals._get_dispatch_mode(_modes.FAKE) is not None
+    return _modes_in_use() > 0 and _internals._get_dispatch_mode(_FAKE) is not None
 
 
 # Checks of arguments that a kernel would misread or read past; plain ``if``s, since every call pays for them.
