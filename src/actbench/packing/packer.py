@@ -103,10 +103,11 @@ class Exclude:
         """Return why a tensor is excluded, or None."""
         if x.layout != torch.strided:
             return f"layout {x.layout}"
-        if self._is_subclass(x):
-            return f"a {type(x).__name__}"
-        if isinstance(x, nn.Parameter):  # of another part, or FSDP's
-            return "a parameter"
+        if type(x) is not Tensor:
+            if self._is_subclass(x):
+                return f"a {type(x).__name__}"
+            if isinstance(x, nn.Parameter):  # of another part, or FSDP's
+                return "a parameter"
         return self.why_held(x) or self.why_small(x)
 
     def why_held(self, x: Tensor) -> str | None:
@@ -118,7 +119,8 @@ class Exclude:
 
     def why_small(self, x: Tensor) -> str | None:
         """Return why the size of a tensor excludes it, or None."""
-        return f"smaller than {format_bytes(self.smallest_bytes)}" if x.nbytes < self.smallest_bytes else None
+        is_small = self.smallest_bytes > 0 and x.nbytes < self.smallest_bytes
+        return f"smaller than {format_bytes(self.smallest_bytes)}" if is_small else None
 
     def _is_subclass(self, x: Tensor) -> bool:
         if type(x) in _PLAIN:
