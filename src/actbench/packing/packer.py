@@ -15,7 +15,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _python_dispatch
 
 from actbench.ops.hostmemory import is_elsewhere
-from actbench.ops.library import holds_its_values, is_watched, traced
+from actbench.ops.library import is_watched, traced
 from actbench.ops.noise import captures, seed_on
 from actbench.packing import savedtensors
 from actbench.packing.codecs import Codec, OnHost, Packed, Parts, Repeated, Unpacked, unpacked
@@ -61,14 +61,15 @@ class SitePlan:
     def holds(self, x: Tensor, site: SiteState, of: Codec) -> bool:
         """Return whether the plan is that of a tensor at its site, for a model packed by a codec.
 
-        The memory of the tensor then holds its values.
+        The memory of the tensor then holds its values, where nothing sees operators.
         """
         return (
             type(x) is Tensor
-            and holds_its_values(x)
+            and x.layout is torch.strided
+            and x.dtype is self._dtype
+            and not (x.is_nested or x.is_neg() or x._is_zerotensor())
             and x.shape == self._shape  # one by one: to put them into a tuple takes longer
             and x.stride() == self._stride
-            and x.dtype is self._dtype
             and x.device == self.device
             and site.bits == self._bits
             and site.row == self._row

@@ -46,8 +46,10 @@ class Convolution(torch.autograd.Function):
         if layer.site.watched:
             layer.site.inside = geometry.share_inside(x.shape[-len(geometry.stride) :], weight.shape[2:])
         save(ctx, packed, layer, weight, by_row=geometry.has_batch(x))
+        if ctx.dtypes is None:
+            return geometry.forward(x, weight, bias)
         with no_autocast(x):
-            found: Any = (x, weight, bias) if ctx.dtypes is None else cast_all((x, weight, bias), (dtype,) * 3)
+            found: Any = cast_all((x, weight, bias), (dtype,) * 3)
             return geometry.forward(*found)
 
     @staticmethod
@@ -81,9 +83,9 @@ and a second operator takes longer than what such tensors are computed in."""
 
 def _may_be_at_once(ctx: Any, saved: SavedInput) -> bool:
     """Return whether an input is so small that it may be there beside its gradient, and is convolved as it is."""
-    if ctx.shape.numel() * 4 > AT_ONCE_BYTES or ctx.geometry.pads:
+    if ctx.shape.numel() * 4 > AT_ONCE_BYTES or ctx.geometry.pads or not ctx.by_row:
         return False
-    return len(saved.pieces()) == 1 and len(ctx.shape) == len(ctx.geometry.stride) + 2
+    return len(saved.pieces()) == 1
 
 
 def _gradients_at_once(
@@ -130,7 +132,8 @@ class Direct(Compressed):
         if torch.compiler.is_compiling() and self.form is not None:
             return self.in_graph(input)
         geometry, weight, bias = Geometry.of(self), self.weight, self.bias
-        if not (_is_worth(input, weight, bias) and geometry.takes(input)):
+        is_worth = is_differentiated(input, weight, bias) and input.numel() > 0
+        if not (is_worth and geometry.takes(input)):
             exact: Tensor = super().forward(input)
             return exact
         output: Tensor = Convolution.apply(input, weight, bias, geometry, self)
@@ -149,7 +152,8 @@ class Transposed(Compressed):
         """Return what the exact layer returns, bit for bit."""
         if torch.compiler.is_compiling() and self.form is not None:
             return self.in_graph(input, output_size)
-        if not (_is_worth(input, self.weight, self.bias) and Geometry.of(self).takes(input)):
+        is_worth = is_differentiated(input, self.weight, self.bias) and input.numel() > 0
+        if not (is_worth and Geometry.of(self).takes(input)):
             exact: Tensor = super().forward(input, output_size)
             return exact
         layer: Any = self
@@ -159,10 +163,6 @@ class Transposed(Compressed):
         geometry = Geometry.of(self, padding)
         output: Tensor = Convolution.apply(input, self.weight, self.bias, geometry, self)
         return output
-
-
-def _is_worth(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    return x.numel() > 0 and is_differentiated(x, weight, bias)
 
 
 class CompressedConv1d(Direct, nn.Conv1d):
