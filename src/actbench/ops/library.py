@@ -11,6 +11,7 @@ import functools
 import inspect
 import mmap
 from collections.abc import Callable, Mapping, Sequence
+from operator import or_
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -129,36 +130,31 @@ def is_watched() -> bool:
     return _modes_in_use() > 0 or _transform() is not None or _is_profiled()
 
 
-def holds_its_values(tensor: Tensor) -> bool:
-    """Return whether the memory of a tensor holds its values, where nothing sees operators (:func:`is_watched`).
-
-    Torch's set of dispatch keys tells the same in one question, which takes several times as long.
-    """
-    return (
-        type(tensor) in _CLASSES
-        and tensor.layout is torch.strided
-        and not (
-            tensor.is_nested
-            or tensor.is_neg()
-            or tensor.is_conj()
-            or tensor._is_zerotensor()
-            or tensor.is_quantized
-            or _is_functional(tensor)
-        )
-    )
-
-
 def _plain_key(tensors: Sequence[Any]) -> str | None:
-    """Return the device that the first of these tensors is on, as a dispatch key; None if one of them is not plain."""
+    """Return the device that the first of these tensors is on, as a dispatch key; None if one of them is not plain.
+
+    The keys of a tensor tell of subclasses, batches of a transform, and values that memory does not hold, such as those
+    of a conjugate.
+    """
+    first = None
     for tensor in tensors:
-        if not holds_its_values(tensor) or (tensor.requires_grad and torch.is_grad_enabled()):
+        key = _PLAIN.get(_keys_of(tensor).raw_repr()) if type(tensor) in _CLASSES else None
+        if key is None or (tensor.requires_grad and torch.is_grad_enabled()):
             return None
-    first = tensors[0]
-    return "CPU" if first.is_cpu else "CUDA" if first.is_cuda else None
+        first = first or key
+    return first
 
 
+def _keys_on(device: str) -> int:
+    """Return the dispatch keys of a plain tensor on a device, which never has others, as a number."""
+    keys, kind = _internals.DispatchKeySet, _internals.DispatchKey
+    names = (device, f"Autograd{device}", f"Autocast{device}", "ADInplaceOrView")
+    return int(functools.reduce(or_, (keys(getattr(kind, name)) for name in names)).raw_repr())
+
+
+_keys_of = _internals._dispatch_keys
 _CLASSES = (Tensor, torch.nn.Parameter)
-_is_functional: Callable[[Tensor], bool] = vars(torch)["_is_functional_tensor"]
+_PLAIN = {_keys_on(device): device for device in ("CPU", "CUDA")}
 
 
 def _filling(contract: Callable[..., object], kernels: Kernels) -> dict[str, Implementation]:

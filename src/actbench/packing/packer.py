@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +25,7 @@ from actbench.packing.savedtensors import ByStorage, SharingTable, WeakTensors
 from actbench.packing.sitestate import SiteState
 from actbench.units import format_bytes
 
+_has_storage: Callable[[Tensor], bool] = vars(torch._C)["_has_storage"]
 _PLAIN = (Tensor, nn.Parameter, FakeTensor, FunctionalTensor)
 
 
@@ -68,6 +69,7 @@ class SitePlan:
             and x.layout is torch.strided
             and x.dtype is self._dtype
             and not (x.is_nested or x.is_neg() or x._is_zerotensor())
+            and _has_storage(x)  # not so a batch of gradients
             and x.shape == self._shape  # one by one: to put them into a tuple takes longer
             and x.stride() == self._stride
             and x.device == self.device
