@@ -11,7 +11,6 @@ import functools
 import inspect
 import mmap
 from collections.abc import Callable, Mapping, Sequence
-from operator import or_
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -130,31 +129,38 @@ def is_watched() -> bool:
     return _modes_in_use() > 0 or _transform() is not None or _is_profiled()
 
 
-def _plain_key(tensors: Sequence[Any]) -> str | None:
-    """Return the device that the first of these tensors is on, as a dispatch key; None if one of them is not plain.
+def holds_its_values(tensor: Tensor) -> bool:
+    """Return whether the memory of a tensor holds its values, where nothing sees operators (:func:`is_watched`).
 
-    The keys of a tensor tell of subclasses, batches of a transform, and values that memory does not hold, such as those
-    of a conjugate.
+    Torch's set of dispatch keys tells the same, but is an object that takes longer to make than all of this.
     """
-    first = None
-    for tensor in tensors:
-        key = _PLAIN.get(_keys_of(tensor).raw_repr()) if type(tensor) in _CLASSES else None
-        if key is None or (tensor.requires_grad and torch.is_grad_enabled()):
-            return None
-        first = first or key
-    return first
+    return (
+        type(tensor) in _CLASSES
+        and tensor.layout is torch.strided
+        and _has_storage(tensor)  # not so in a batch of gradients, which is of class Tensor
+        and not (
+            tensor.is_nested
+            or tensor.is_neg()
+            or tensor.is_conj()
+            or tensor._is_zerotensor()
+            or tensor.is_quantized
+            or _is_functional(tensor)
+        )
+    )
 
 
-def _keys_on(device: str) -> int:
-    """Return the dispatch keys of a plain tensor on a device, which never has others, as a number."""
-    keys, kind = _internals.DispatchKeySet, _internals.DispatchKey
-    names = (device, f"Autograd{device}", f"Autocast{device}", "ADInplaceOrView")
-    return int(functools.reduce(or_, (keys(getattr(kind, name)) for name in names)).raw_repr())
-
-
-_keys_of = _internals._dispatch_keys
 _CLASSES = (Tensor, torch.nn.Parameter)
-_PLAIN = {_keys_on(device): device for device in ("CPU", "CUDA")}
+_has_storage: Callable[[Tensor], bool] = _internals._has_storage
+_is_functional: Callable[[Tensor], bool] = vars(torch)["_is_functional_tensor"]
+
+
+def _plain_key(tensors: Sequence[Any]) -> str | None:
+    """Return the device that the first of these tensors is on, as a dispatch key; None if one of them is not plain."""
+    for tensor in tensors:
+        if not holds_its_values(tensor) or (tensor.requires_grad and torch.is_grad_enabled()):
+            return None
+    first = tensors[0]
+    return "CPU" if first.is_cpu else "CUDA" if first.is_cuda else None
 
 
 def _filling(contract: Callable[..., object], kernels: Kernels) -> dict[str, Implementation]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _python_dispatch
 
 from actbench.ops.hostmemory import is_elsewhere
-from actbench.ops.library import is_watched, traced
+from actbench.ops.library import holds_its_values, is_watched, traced
 from actbench.ops.noise import captures, seed_on
 from actbench.packing import savedtensors
 from actbench.packing.codecs import Codec, OnHost, Packed, Parts, Repeated, Unpacked, unpacked
@@ -25,7 +25,6 @@ from actbench.packing.savedtensors import ByStorage, SharingTable, WeakTensors
 from actbench.packing.sitestate import SiteState
 from actbench.units import format_bytes
 
-_has_storage: Callable[[Tensor], bool] = vars(torch._C)["_has_storage"]
 _PLAIN = (Tensor, nn.Parameter, FakeTensor, FunctionalTensor)
 
 
@@ -66,10 +65,8 @@ class SitePlan:
         """
         return (
             type(x) is Tensor
-            and x.layout is torch.strided
+            and holds_its_values(x)
             and x.dtype is self._dtype
-            and not (x.is_nested or x.is_neg() or x._is_zerotensor())
-            and _has_storage(x)  # not so a batch of gradients
             and x.shape == self._shape  # one by one: to put them into a tuple takes longer
             and x.stride() == self._stride
             and x.device == self.device
