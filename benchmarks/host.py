@@ -3,7 +3,7 @@
 Tensors are so small that kernels compute next to nothing, though calling them counts. The exact and the converted model
 take turns, and the lower quartile of the processor time of one thread is compared, so that what else the machine does
 disturbs little. The launch of a CUDA kernel is timed with a driver that does nothing. With --output the figures are
-kept in OUTPUT/host.json under the label, and OUTPUT/host.md shows all labels side by side::
+kept in OUTPUT/host.json under the label, and OUTPUT/host.md shows all labels, one below the other::
 
     .venv/bin/python benchmarks/host.py
     .venv/bin/python benchmarks/host.py --case linear --rounds 40
@@ -188,24 +188,30 @@ def measured_launch(rounds: int) -> Row:
 
 
 def table_of(runs: dict[str, Any]) -> str:
-    """Return a table with a row for each case and two columns for each label: microseconds and operators."""
-    heads = [f"{label}: {what}" for label in runs for what in ("µs (forward + backward)", "operators (ours, more)")]
-    lines = [["Site", *heads], ["---", *("---:" for _ in heads)]]
-    for name in (*CASES, LAUNCH):
-        cells: list[str] = []
-        for run in runs.values():
-            row = next((Row(**each) for each in run["rows"] if each["case"] == name), None)
-            if row is None:
-                cells += ["", ""]
-            elif name == LAUNCH:
-                cells += [f"{row.forward_us:.1f}", ""]
-            else:
-                both = row.forward_us + row.backward_us
-                cells += [f"{both:.0f} ({row.forward_us:.0f} + {row.backward_us:.0f})"]
-                cells += [f"{row.own_operators:.1f}, {row.more_operators:+.1f}"]
-        scheme = f", `{CASES[name].scheme}`" if name in CASES else ", driver stubbed"
-        lines.append([name + scheme, *cells])
+    """Return a table with a row for each label, and a column for each case: microseconds, and operators."""
+    heads = ["Turn", *(f"{name}, `{case.scheme}`" for name, case in CASES.items()), f"{LAUNCH}, driver stubbed"]
+    lines = [heads, ["---", *("---:" for _ in heads[1:])]]
+    for label, run in runs.items():
+        rows = {each["case"]: Row(**each) for each in run["rows"]}
+        lines.append([label, *(_cell(rows.get(name)) for name in (*CASES, LAUNCH))])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return ""
+    if row.case == LAUNCH:
+        return f"{row.forward_us:.1f}"
+    times = f"{row.forward_us + row.backward_us:.0f} ({row.forward_us:.0f} + {row.backward_us:.0f})"
+    return f"{times}; {row.own_operators:.1f}, {row.more_operators:+.1f}"
+
+
+ABOUT = """# What packing costs the host
+
+Microseconds of processor time beyond the exact layer for each site: both passes (forward + backward); then operators of
+actbench, and torch's beyond the exact layer's. Turns are comparable with their neighbours of the same name.
+
+"""
 
 
 def main() -> int:
@@ -216,7 +222,7 @@ def main() -> int:
         "--case", nargs="+", choices=names, default=names, metavar="NAME", help=f"of {', '.join(names)}"
     )
     parser.add_argument("--rounds", type=int, default=30, help="steps of each model (default 30)")
-    parser.add_argument("--label", default="now", help="the name of the columns (default now)")
+    parser.add_argument("--label", default="now", help="the name of the row (default now)")
     parser.add_argument(
         "--output", type=Path, metavar="FOLDER", help="keep the figures in FOLDER/host.json and host.md"
     )
@@ -236,7 +242,7 @@ def main() -> int:
         run = (json.loads(path.read_text()) if path.exists() else {}) | run
         asked.output.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(run, indent=1) + "\n")
-        (asked.output / "host.md").write_text(f"# What packing costs the host\n\n{table_of(run)}")
+        (asked.output / "host.md").write_text(ABOUT + table_of(run))
     print(table_of(run))
     return 0
 

@@ -11,7 +11,6 @@ import functools
 import inspect
 import mmap
 from collections.abc import Callable, Mapping, Sequence
-from operator import or_
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
@@ -105,7 +104,7 @@ def define(
                 return operator(*arguments, **(left | named))  # type: ignore[no-any-return]
             # parameters with defaults stand last, so that the missing ones are the end of the defaults
             given: Any = arguments if len(arguments) == full else arguments + last[len(arguments) - required :]
-            if not here or torch.compiler.is_compiling() or _is_watched():
+            if not here or torch.compiler.is_compiling() or is_watched():
                 return operator(*given)  # type: ignore[no-any-return]
             key = _plain_key([given[place] for place in tensors])
             return (operator if key is None else here[key])(*given)  # type: ignore[no-any-return]
@@ -115,51 +114,55 @@ def define(
     return made
 
 
-def plain(*tensors: Tensor) -> bool:
-    """Return whether nothing would see an operator on these tensors, so that its kernel can be called at once."""
-    return not torch.compiler.is_compiling() and not _is_watched() and _plain_key(tensors) is not None
-
-
 # Torch's dispatcher takes as long as all the rest that an operator does with a small tensor. It finds nothing to do
 # between the call and the kernel if all tensors are plain, no gradient is recorded, and nothing looks on.
 
 _internals: Any = torch._C
+_modes_in_use: Callable[[], int] = _internals._len_torch_dispatch_stack
+_transform: Callable[[], object] = _internals._functorch.peek_interpreter_stack
+_is_profiled: Callable[[], bool] = _internals._autograd._profiler_enabled
 
 
-def _is_watched() -> bool:
-    """Return whether a mode, as of fake tensors, a transform of functions, or a profiler sees operators."""
+def is_watched() -> bool:
+    """Return whether a mode, as of fake tensors and tracers, a transform of functions, or a profiler sees operators.
+
+    If not, a kernel that gets addresses may be called at once on tensors whose memory holds their values.
+    """
+    return _modes_in_use() > 0 or _transform() is not None or _is_profiled()
+
+
+def holds_its_values(tensor: Tensor) -> bool:
+    """Return whether the memory of a tensor holds its values, where nothing sees operators (:func:`is_watched`).
+
+    Torch's set of dispatch keys tells the same, but is an object that takes longer to make than all of this.
+    """
     return (
-        _internals._len_torch_dispatch_stack() > 0
-        or _internals._functorch.peek_interpreter_stack() is not None
-        or _internals._autograd._profiler_enabled()
+        type(tensor) in _CLASSES
+        and tensor.layout is torch.strided
+        and _has_storage(tensor)  # not so in a batch of gradients, which is of class Tensor
+        and not (
+            tensor.is_nested
+            or tensor.is_neg()
+            or tensor.is_conj()
+            or tensor._is_zerotensor()
+            or tensor.is_quantized
+            or _is_functional(tensor)
+        )
     )
 
 
-def _plain_key(tensors: Sequence[Any]) -> str | None:
-    """Return the device that the first of these tensors is on, as a dispatch key; None if one of them is not plain.
-
-    The keys of a tensor tell of subclasses, batches of a transform, and values that memory does not hold, such as those
-    of a conjugate.
-    """
-    first = None
-    for tensor in tensors:
-        key = _PLAIN.get(_keys_of(tensor).raw_repr()) if type(tensor) in _CLASSES else None
-        if key is None or (tensor.requires_grad and torch.is_grad_enabled()):
-            return None
-        first = first or key
-    return first
-
-
-def _keys_on(device: str) -> int:
-    """Return the dispatch keys of a plain tensor on a device, which never has others, as a number."""
-    keys, kind = _internals.DispatchKeySet, _internals.DispatchKey
-    names = (device, f"Autograd{device}", f"Autocast{device}", "ADInplaceOrView")
-    return int(functools.reduce(or_, (keys(getattr(kind, name)) for name in names)).raw_repr())
-
-
-_keys_of = _internals._dispatch_keys
 _CLASSES = (Tensor, torch.nn.Parameter)
-_PLAIN = {_keys_on(device): device for device in ("CPU", "CUDA")}
+_has_storage: Callable[[Tensor], bool] = _internals._has_storage
+_is_functional: Callable[[Tensor], bool] = vars(torch)["_is_functional_tensor"]
+
+
+def _plain_key(tensors: Sequence[Any]) -> str | None:
+    """Return the device that the first of these tensors is on, as a dispatch key; None if one of them is not plain."""
+    for tensor in tensors:
+        if not holds_its_values(tensor) or (tensor.requires_grad and torch.is_grad_enabled()):
+            return None
+    first = tensors[0]
+    return "CPU" if first.is_cpu else "CUDA" if first.is_cuda else None
 
 
 def _filling(contract: Callable[..., object], kernels: Kernels) -> dict[str, Implementation]:
@@ -219,17 +222,17 @@ def _madvise() -> Callable[[int, int, int], int] | None:
     return call
 
 
-_modes = _internals._TorchDispatchModeKey
+_PROXY, _FAKE = (getattr(_internals._TorchDispatchModeKey, name) for name in ("PROXY", "FAKE"))
 
 
 def traced() -> bool:
     """Return whether ``torch.compile`` or another tracer records a graph of this call."""
-    return torch.compiler.is_compiling() or _internals._get_dispatch_mode(_modes.PROXY) is not None
+    return torch.compiler.is_compiling() or (_modes_in_use() > 0 and _internals._get_dispatch_mode(_PROXY) is not None)
 
 
 def faked() -> bool:
     """Return whether operators make fake tensors here."""
-    return _internals._get_dispatch_mode(_modes.FAKE) is not None
+    return _modes_in_use() > 0 and _internals._get_dispatch_mode(_FAKE) is not None
 
 
 # Checks of arguments that a kernel would misread or read past; plain ``if``s, since every call pays for them.

@@ -31,6 +31,7 @@ again: numbers go on.
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -300,9 +301,8 @@ class _Seeds:
             return left.pop()
 
     def several(self, device: torch.device) -> Iterator[Tensor]:
-        """Yield seeds without end."""
-        while True:
-            yield from self._batch(device)
+        """Return seeds without end; an iterator that is no generator takes a third of the time of each."""
+        return itertools.chain.from_iterable(iter(functools.partial(self._batch, device), None))
 
     def _batch(self, device: torch.device) -> tuple[Tensor, ...]:
         """Return seeds that are made many at once, as each operator takes the host's time."""
@@ -488,7 +488,7 @@ def fresh_seed(like: Tensor) -> Tensor:
 
 
 def seed_on(device: torch.device) -> Tensor:
-    """Do as :func:`fresh_seed` on a device, where nothing sees operators (:func:`actbench.ops.library.plain`)."""
+    """Do as :func:`fresh_seed` on a device, where nothing sees operators (:func:`actbench.ops.library.is_watched`)."""
     of_pass = _of_pass.get()
     if of_pass is None:
         return _seeds.seed(device)

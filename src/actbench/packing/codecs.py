@@ -70,8 +70,8 @@ class Codec:
     def planned(self, x: Tensor) -> Encode | None:
         """Return a function of a tensor and a seed that makes the parts of tensors of the form of x.
 
-        It may be called for plain tensors (:func:`actbench.ops.library.plain`) while the site is not watched. None if
-        there is no faster way than :meth:`pack`.
+        It may be called while nothing sees operators (:func:`actbench.ops.library.is_watched`) and the site is not
+        watched. None if there is no faster way than :meth:`pack`.
         """
         return None
 
@@ -98,7 +98,7 @@ class Codec:
     def lost(self, flat: Tensor, parts: Parts) -> str | None:
         """Return which values of a tensor would decode to NaN or make others NaN, or None.
 
-        On a device, a look at ``flat`` waits for it.
+        The elements may have any order. On a device, a look at ``flat`` waits for it.
         """
         return None
 

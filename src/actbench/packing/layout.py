@@ -86,6 +86,8 @@ def flat_of(x: Tensor, layout: Layout | None = None) -> Tensor:
 
 def without_repeats(tensor: Tensor) -> Tensor:
     """Return each element of a tensor once: dimensions of stride 0 get size 1."""
+    if 0 not in tensor.stride():
+        return tensor
     for dim, stride in enumerate(tensor.stride()):
         if stride == 0 and tensor.shape[dim] > 1:
             tensor = tensor.narrow(dim, 0, 1)

@@ -15,7 +15,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils import _python_dispatch
 
 from actbench.ops.hostmemory import is_elsewhere
-from actbench.ops.library import plain, traced
+from actbench.ops.library import holds_its_values, is_watched, traced
 from actbench.ops.noise import captures, seed_on
 from actbench.packing import savedtensors
 from actbench.packing.codecs import Codec, OnHost, Packed, Parts, Repeated, Unpacked, unpacked
@@ -38,28 +38,41 @@ class SitePlan:
         codec: The codec of the tensor, if it is packed.
         layout: The layout of the tensor.
         reason: Why the tensor is not packed, or None.
+        device: The device of the tensor.
         elements: How many elements the tensor has.
         encode: What makes the parts of plain tensors, from the tensor and a seed; None for the codec's own way.
         shared: Whether another site asked for its tensor, or this one for another's, since the plan was made. If not,
             the site need not tell others what it packs.
     """
 
-    __slots__ = ("_form", "_of", "_settings", "codec", "elements", "encode", "layout", "reason", "shared")
+    __slots__ = (
+        "_bits", "_dtype", "_of", "_product", "_row", "_shape", "_stride",
+        "codec", "device", "elements", "encode", "layout", "reason", "shared",
+    )  # fmt: skip
 
     def __init__(self, x: Tensor, site: SiteState, of: Codec, reason: str | None) -> None:
-        self._form = (x.shape, x.stride(), x.dtype, x.device)
-        self._settings, self._of = (site.bits, site.row, site.product), of
+        self._shape, self._stride, self._dtype, self.device = x.shape, x.stride(), x.dtype, x.device
+        self._bits, self._row, self._product, self._of = site.bits, site.row, site.product, of
         self.reason, self.shared = reason, False
         self.codec = of if reason else of.at(x, site)
         self.layout, self.elements = Layout.of(x), x.numel()
         self.encode = None if reason else self.codec.planned(x.detach())
 
     def holds(self, x: Tensor, site: SiteState, of: Codec) -> bool:
-        """Return whether the plan is that of a tensor at its site, for a model packed by a codec."""
+        """Return whether the plan is that of a tensor at its site, for a model packed by a codec.
+
+        The memory of the tensor then holds its values, where nothing sees operators.
+        """
         return (
             type(x) is Tensor
-            and (x.shape, x.stride(), x.dtype, x.device) == self._form
-            and (site.bits, site.row, site.product) == self._settings
+            and holds_its_values(x)
+            and x.dtype is self._dtype
+            and x.shape == self._shape  # one by one: to put them into a tuple takes longer
+            and x.stride() == self._stride
+            and x.device == self.device
+            and site.bits == self._bits
+            and site.row == self._row
+            and site.product is self._product
             and of is self._of
             and not site.per_sample
             and site.sample_gradients is None
@@ -82,16 +95,19 @@ class Exclude:
         """Exclude tensors that others hold (parameters, the batch): packing them would add to memory."""
         for tensor in tensors:
             if tensor.layout == torch.strided:
-                self._held.put(tensor.untyped_storage(), True)
+                storage = tensor.untyped_storage()
+                if self._held.get(storage) is None:  # parameters are the same in each pass
+                    self._held.put(storage, True)
 
     def why_not(self, x: Tensor) -> str | None:
         """Return why a tensor is excluded, or None."""
         if x.layout != torch.strided:
             return f"layout {x.layout}"
-        if self._is_subclass(x):
-            return f"a {type(x).__name__}"
-        if isinstance(x, nn.Parameter):  # of another part, or FSDP's
-            return "a parameter"
+        if type(x) is not Tensor:
+            if self._is_subclass(x):
+                return f"a {type(x).__name__}"
+            if isinstance(x, nn.Parameter):  # of another part, or FSDP's
+                return "a parameter"
         return self.why_held(x) or self.why_small(x)
 
     def why_held(self, x: Tensor) -> str | None:
@@ -103,7 +119,8 @@ class Exclude:
 
     def why_small(self, x: Tensor) -> str | None:
         """Return why the size of a tensor excludes it, or None."""
-        return f"smaller than {format_bytes(self.smallest_bytes)}" if x.nbytes < self.smallest_bytes else None
+        is_small = self.smallest_bytes > 0 and x.nbytes < self.smallest_bytes
+        return f"smaller than {format_bytes(self.smallest_bytes)}" if is_small else None
 
     def _is_subclass(self, x: Tensor) -> bool:
         if type(x) in _PLAIN:
@@ -198,17 +215,14 @@ class SavedTensors:
         A graph that is traced has no memory to know tensors by: there each site packs for itself.
         """
         plan: SitePlan | None = site.plan
-        if plan is not None and self._may_be_at_once(plan, site) and plain(x) and plan.holds(x, site, self.codec):
-            assert plan.encode is not None
-            if self.exclude.why_held(x) is None and not (site.guarded and x.is_cuda and captures()):
-                site.owner, site.elements = None, plan.elements
-                parts = plan.encode(x, seed_on(x.device))
-                if (
-                    site.guarded
-                    and (lost := self._lost(x, flat_of(x, plan.layout), plan.codec, parts, site)) is not None
-                ):
+        if plan is not None and (encode := plan.encode) is not None and self._may_be_at_once(plan, x, site):
+            site.owner, site.elements = None, plan.elements
+            parts = encode(x, seed_on(plan.device))
+            if site.guarded:
+                lost = self._lost(x, x, plan.codec, parts, site)
+                if lost is not None:
                     return lost
-                return Packed(plan.codec, plan.layout, parts)
+            return Packed(plan.codec, plan.layout, parts)
         if traced() or torch.compiler.is_compiling():
             return self._in_graph(x, site)
         if plan is None or not plan.holds(x, site, self.codec):
@@ -229,12 +243,15 @@ class SavedTensors:
         """Return whether a site needs no table of shared tensors, as none was looked up in a whole pass."""
         return self._settled and not plan.shared
 
-    def _may_be_at_once(self, plan: SitePlan, site: SiteState) -> bool:
-        """Return whether a plain tensor may be encoded as it lies: its ranges are not asked for."""
+    def _may_be_at_once(self, plan: SitePlan, x: Tensor, site: SiteState) -> bool:
+        """Return whether a tensor may be encoded as it lies: neither it nor its ranges are asked for."""
         return (
-            plan.encode is not None
-            and (self._is_alone(plan) or self.dedup is None)
+            (self.dedup is None or (self._settled and not plan.shared))
             and not (site.watched or savedtensors.observers)
+            and not is_watched()
+            and plan.holds(x, site, self.codec)
+            and self.exclude.why_held(x) is None
+            and not (site.guarded and x.is_cuda and captures())
         )
 
     def _in_graph(self, x: Tensor, site: SiteState) -> Packed:

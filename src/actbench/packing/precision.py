@@ -51,8 +51,18 @@ def dtypes_of(*tensors: Tensor | None) -> list[torch.dtype | None]:
     return [None if tensor is None else tensor.dtype for tensor in tensors]
 
 
-def cast_all(tensors: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | None]) -> Sequence[Tensor | None]:
-    """Return each tensor in its type, as :func:`cast` does."""
+def other_dtypes(dtype: torch.dtype, *tensors: Tensor | None) -> list[torch.dtype | None] | None:
+    """Return the type of each tensor as :func:`dtypes_of`, or None if all have this type."""
+    for tensor in tensors:
+        if tensor is not None and tensor.dtype != dtype:
+            return dtypes_of(*tensors)
+    return None
+
+
+def cast_all(tensors: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | None] | None) -> Sequence[Tensor | None]:
+    """Return each tensor in its type, as :func:`cast` does; None for the types that they have."""
+    if dtypes is None:
+        return tensors
     for tensor, dtype in zip(tensors, dtypes, strict=True):
         if tensor is not None and dtype is not None and tensor.dtype != dtype:
             return [cast(each, own) for each, own in zip(tensors, dtypes, strict=True)]

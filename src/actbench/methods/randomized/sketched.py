@@ -14,7 +14,7 @@ from actbench.methods.randomized.ops.sketch import Sketching, fresh_sketch, proj
 from actbench.ops import noise
 from actbench.ops.library import traced
 from actbench.packing import savedtensors
-from actbench.packing.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
+from actbench.packing.precision import cast, cast_all, no_autocast, other_dtypes, product_dtype
 from actbench.packing.refusals import OWN_BACKWARD, first_order, refuse_exporting
 from actbench.packing.replacement import is_conv1d, made_class, standing_in
 from actbench.packing.savedtensors import SharingTable, WeakTensors
@@ -41,7 +41,7 @@ class SketchedProduct(torch.autograd.Function):
         """Return the product in the type of the sketch (autocast's, where it is on)."""
         refuse_exporting(*OWN_BACKWARD)
         ctx.sketching, ctx.transposed = sketching, transposed
-        ctx.shape, ctx.dtypes = x.shape, dtypes_of(x, weight, bias)
+        ctx.shape, ctx.dtypes = x.shape, other_dtypes(sketch.dtype, x, weight, bias)
         ctx.save_for_backward(sketch, key, weight if ctx.needs_input_grad[0] else None)
         return product(x, weight, bias, sketch.dtype, transposed)
 
@@ -51,15 +51,16 @@ class SketchedProduct(torch.autograd.Function):
         """Return the gradients of x, W and b; the gradients of x and b equal the exact layer's."""
         sketch, key, weight = ctx.saved_tensors
         for_x = for_weight = for_bias = None
+        x_dtype, weight_dtype, _ = ctx.dtypes or (None, None, None)
         with no_autocast(grad):
             rows = rows_of(grad)
             if ctx.needs_input_grad[0]:
-                for_x = cast(input_gradient(ctx, rows, weight), ctx.dtypes[0])
+                for_x = cast(input_gradient(ctx, rows, weight), x_dtype)
             if ctx.needs_input_grad[1]:
                 projected = project(rows, key, sketch.shape[0], ctx.sketching.kind)
                 projected = projected if projected.dtype == sketch.dtype else projected.to(sketch.dtype)
                 left, right = (sketch, projected) if ctx.transposed else (projected, sketch)
-                for_weight = cast(left.t() @ right, ctx.dtypes[1])
+                for_weight = cast(left.t() @ right, weight_dtype)
             if ctx.needs_input_grad[2]:
                 for_bias = rows.sum(0)
         return *cast_all((for_x, for_weight, for_bias), ctx.dtypes), None, None, None, None

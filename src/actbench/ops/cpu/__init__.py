@@ -79,7 +79,9 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(function)
     def run(elements: int, *arguments: Any) -> None:
         blocks = -(-elements // BLOCK)
-        if blocks == 0:
+        if blocks <= _BLOCKS_PER_THREAD:
+            if blocks:
+                compiled(False)(blocks, *arguments)
             return
         threads = min(torch.get_num_threads(), -(-blocks // _BLOCKS_PER_THREAD))
         # Python has no faster way to notice a fork; for one thread, to start Numba's pool would cost most of the call

@@ -135,6 +135,9 @@ class Hooks:
 
     def pack(self, tensor: Tensor) -> PackedAtSite | StaysHere:
         """Pack a tensor that autograd saves."""
+        base = tensor if tensor._base is None else tensor._base
+        if type(base) is nn.Parameter and not savedtensors.observers:  # the reason is not asked for
+            return StaysHere.of(tensor)
         operator = current_rule()
         is_logarithm = operator.is_logarithm(tensor)
         if not is_logarithm and operator.is_shape(tensor):
@@ -160,14 +163,20 @@ class Hooks:
 
         ``maker`` is what :func:`maker_of` says of it, where that is known.
         """
-        site = SiteState("truth values", 1) if tensor.dtype == torch.bool else self.sites.site(tensor)
-        if tensor.dtype != torch.bool and (bits := _bits_of_layer.get()) is not None:
-            site.bits = bits
+        if tensor.dtype == torch.bool:
+            site = SiteState("truth values", 1)
+        else:
+            site, bits = self.sites.site(tensor), _bits_of_layer.get()
+            if bits is not None:
+                site.bits = bits
         operator = current_rule()
         site.row, site.product = operator.row, operator.is_product
         # On a device, a look at a tensor's values waits for them.
-        site.guarded = not (site.was_finite and is_elsewhere(tensor)) or self.probing
-        site.guarded = site.guarded or may_be_infinite(maker_of(tensor) if maker is None else maker)
+        site.guarded = (
+            not (site.was_finite and is_elsewhere(tensor))
+            or self.probing
+            or may_be_infinite(maker_of(tensor) if maker is None else maker)
+        )
         packed = self.packer.pack(tensor, site)
         # a tensor that another site has packed is disturbed with that site
         return PackedAtSite(packed, site.owner or site)
@@ -176,7 +185,8 @@ class Hooks:
         """Return the saved tensor, decoded; if it was packed, raise a RuntimeError where backward builds a graph."""
         if isinstance(saved, StaysHere):
             return saved.unpack()
-        refuse_second_order("a model whose saved tensors are packed")
+        if torch.is_grad_enabled():
+            refuse_second_order("a model whose saved tensors are packed")
         return self.restored(saved.packed, saved.site)
 
     def restored(self, packed: Packed, site: SiteState) -> Tensor:

@@ -68,10 +68,11 @@ class Occurrences:
 
     def site(self, tensor: Tensor) -> SiteState:
         """Return the site of a tensor that is being saved."""
-        maker = "output" if tensor.grad_fn is None else tensor.grad_fn.name()
-        kind, family = (self._block, maker, tuple(tensor.shape[1:])), (self._block, maker, tensor.dim())
+        node, shape, block = tensor.grad_fn, tensor.shape, self._block
+        maker = "output" if node is None else node.name()
+        kind, family = (block, maker, tuple(shape[1:])), (block, maker, len(shape))
         seen, turn = self._seen.setdefault(kind, []), self._turns[family]
-        self._turns[family] += 1
+        self._turns[family] = turn + 1
         if self._is_usual and self._is_known(kind, family):
             site = _nth(self._sites.setdefault(kind, []), len(seen), partial(_name, kind), self.bits)
             if turn == len(self._in_turn.setdefault(family, [])):

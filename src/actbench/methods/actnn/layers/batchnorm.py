@@ -28,7 +28,7 @@ from actbench.methods.actnn.layers.savedinput import (
     save,
     summed,
 )
-from actbench.packing.precision import cast_all, dtypes_of, wide
+from actbench.packing.precision import cast_all, dtypes_of, other_dtypes, wide
 from actbench.packing.refusals import first_order
 
 
@@ -100,7 +100,7 @@ class BatchNormalization(torch.autograd.Function):
         """Return the normalised batch; update the running statistics in training."""
         (mean_now, variance_now), (training, momentum) = layer.running(), layer.mode()
         ctx.training, ctx.eps = training, layer.eps
-        ctx.dtypes = dtypes_of(x, weight, bias)
+        ctx.dtypes = other_dtypes(torch.float32, x, weight, bias)  # in which sums of half types are
         for_x, for_weight, _ = ctx.needs_input_grad[:3]
         # in evaluation dx = dy * slope, which needs no x
         packed = layer.packer.pack(x, layer.site) if for_weight or (for_x and training) else None

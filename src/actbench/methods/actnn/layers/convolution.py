@@ -18,7 +18,7 @@ from actbench.methods.actnn.layers.savedinput import (
     save,
     summed,
 )
-from actbench.packing.precision import cast_all, dtypes_of, no_autocast, product_dtype
+from actbench.packing.precision import cast_all, no_autocast, other_dtypes, product_dtype
 from actbench.packing.refusals import first_order
 
 
@@ -39,14 +39,15 @@ class Convolution(torch.autograd.Function):
         layer: Compressed,
     ) -> Tensor:
         """Return the convolution in autocast's type, where it is on."""
-        ctx.geometry, ctx.shape = geometry, x.shape
-        ctx.dtypes = dtypes_of(x, weight, bias)
-        ctx.format = channels_last(x)
+        dtype = product_dtype(x)
+        ctx.geometry, ctx.shape, ctx.format = geometry, x.shape, channels_last(x)
+        ctx.dtypes = other_dtypes(dtype, x, weight, bias)
         packed = layer.packer.pack(x, layer.site) if ctx.needs_input_grad[1] else None
         if layer.site.watched:
             layer.site.inside = geometry.share_inside(x.shape[-len(geometry.stride) :], weight.shape[2:])
         save(ctx, packed, layer, weight, by_row=geometry.has_batch(x))
-        dtype = product_dtype(x)
+        if ctx.dtypes is None:
+            return geometry.forward(x, weight, bias)
         with no_autocast(x):
             found: Any = cast_all((x, weight, bias), (dtype,) * 3)
             return geometry.forward(*found)
@@ -82,8 +83,9 @@ and a second operator takes longer than what such tensors are computed in."""
 
 def _may_be_at_once(ctx: Any, saved: SavedInput) -> bool:
     """Return whether an input is so small that it may be there beside its gradient, and is convolved as it is."""
-    whole = len(saved.pieces()) == 1 and not ctx.geometry.pads and len(ctx.shape) == len(ctx.geometry.stride) + 2
-    return whole and ctx.shape.numel() * 4 <= AT_ONCE_BYTES
+    if ctx.shape.numel() * 4 > AT_ONCE_BYTES or ctx.geometry.pads or not ctx.by_row:
+        return False
+    return len(saved.pieces()) == 1
 
 
 def _gradients_at_once(
@@ -131,7 +133,8 @@ class Direct(Compressed):
         if torch.compiler.is_compiling() and self.form is not None:
             return self.in_graph(input)
         geometry, weight, bias = Geometry.of(self), self.weight, self.bias
-        if not (_is_worth(input, weight, bias) and geometry.takes(input)):
+        is_worth = is_differentiated(input, weight, bias) and input.numel() > 0
+        if not (is_worth and geometry.takes(input)):
             exact: Tensor = super().forward(input)
             return exact
         output: Tensor = Convolution.apply(input, weight, bias, geometry, self)
@@ -150,7 +153,8 @@ class Transposed(Compressed):
         """Return what the exact layer returns, bit for bit."""
         if torch.compiler.is_compiling() and self.form is not None:
             return self.in_graph(input, output_size)
-        if not (_is_worth(input, self.weight, self.bias) and Geometry.of(self).takes(input)):
+        is_worth = is_differentiated(input, self.weight, self.bias) and input.numel() > 0
+        if not (is_worth and Geometry.of(self).takes(input)):
             exact: Tensor = super().forward(input, output_size)
             return exact
         layer: Any = self
@@ -161,10 +165,6 @@ class Transposed(Compressed):
         geometry = Geometry.of(self, padding)
         output: Tensor = Convolution.apply(input, self.weight, self.bias, geometry, self)
         return output
-
-
-def _is_worth(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    return x.numel() > 0 and is_differentiated(x, weight, bias)
 
 
 class CompressedConv1d(Direct, nn.Conv1d):

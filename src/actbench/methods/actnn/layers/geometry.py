@@ -63,11 +63,12 @@ class Geometry:
         ``output_padding`` replaces the layer's if a transposed layer is called with an output size.
         """
         wanted = None if output_padding is None else tuple(output_padding)
-        key, known = (*_of_a_layer(layer), wanted), vars(layer).get("_geometry")
-        if known is None or known[0] != key:  # a layer asks in each pass, and rarely changes
-            given: Any = [tuple(value) if isinstance(value, list) else value for value in key]
-            layer._geometry = known = key, cls.made(*given)
-        geometry: Geometry = known[1]
+        own = vars(layer)
+        key, known = _of_a_layer(own), own.get("_geometry")
+        if known is None or known[0] != key or known[1] != wanted:  # a layer asks in each pass, and rarely changes
+            given: Any = [tuple(value) if isinstance(value, list) else value for value in (*key, wanted)]
+            layer._geometry = known = key, wanted, cls.made(*given)
+        geometry: Geometry = known[2]
         return geometry
 
     @classmethod
@@ -110,14 +111,14 @@ class Geometry:
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Return what torch's function returns, bit for bit."""
-        batch = self.padded(x if self.has_batch(x) else x.unsqueeze(0))
-        output = torch.convolution(batch, weight, bias, *self._constants())
-        return output if self.has_batch(x) else output.squeeze(0)
+        if not self.has_batch(x):
+            return self.forward(x.unsqueeze(0), weight, bias).squeeze(0)
+        return torch.convolution(self.padded(x) if self.pads else x, weight, bias, *self._constants)
 
     def backward(self, grad: Tensor, padded: Tensor, weight: Tensor, wanted: tuple[bool, bool, bool]) -> Any:
         """Return the wanted gradients of a padded batch, the weight and the bias, and None for the others."""
         channels = grad.shape[1]
-        return _backward(grad, padded, weight, [channels], *self._constants(), list(wanted))
+        return _backward(grad, padded, weight, (channels,), *self._constants, wanted)
 
     def input_gradient(
         self, grad: Tensor, size: Sequence[int], weight: Tensor, layout: torch.memory_format | None
@@ -183,12 +184,13 @@ class Geometry:
             (found,) = torch.autograd.grad(self.padded(leaf), leaf, grad)
         return found
 
+    @functools.cached_property
     def _constants(self) -> tuple[Any, ...]:
         output_padding = self.output_padding or (0,) * len(self.stride)
         return self.stride, self.padding, self.dilation, self.transposed, output_padding, self.groups
 
 
-_of_a_layer = operator.attrgetter(
+_of_a_layer = operator.itemgetter(
     "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode", "transposed", "output_padding",
     "_reversed_padding_repeated_twice",
 )  # fmt: skip

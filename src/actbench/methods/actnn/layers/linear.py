@@ -18,7 +18,7 @@ from actbench.methods.actnn.layers.savedinput import (
     save,
     summed,
 )
-from actbench.packing.precision import cast, cast_all, dtypes_of, no_autocast, product_dtype
+from actbench.packing.precision import cast, cast_all, no_autocast, other_dtypes, product_dtype
 from actbench.packing.refusals import first_order
 
 
@@ -28,10 +28,12 @@ class Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: Linear) -> Tensor:
         """Return the product in autocast's type, where it is on."""
-        ctx.transposed, ctx.shape, ctx.dtypes = layer.transposed, x.shape, dtypes_of(x, weight, bias)
-        packed = layer.packer.pack(x, layer.site) if ctx.needs_input_grad[1] else None
-        save(ctx, packed, layer, weight if ctx.needs_input_grad[0] else None, by_row=x.dim() > 1)
-        return product(x, weight, bias, product_dtype(x), layer.transposed)
+        shape, dtype, (for_x, for_weight, _, _) = x.shape, product_dtype(x), ctx.needs_input_grad
+        ctx.transposed, ctx.shape = layer.transposed, shape
+        ctx.dtypes = other_dtypes(dtype, x, weight, bias)
+        packed = layer.packer.pack(x, layer.site) if for_weight else None
+        save(ctx, packed, layer, weight if for_x else None, by_row=len(shape) > 1)
+        return product(x, weight, bias, dtype, layer.transposed)
 
     @staticmethod
     @first_order

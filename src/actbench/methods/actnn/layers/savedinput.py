@@ -71,17 +71,11 @@ class Compressed(InGraph):
         return f"{said}, kept in {self.site.bits:g} bits" if not self.packer.codec.exact else said
 
 
-def is_differentiated(*tensors: Tensor | None) -> bool:
-    """Return whether a gradient of any tensor is needed; complex tensors are left to torch."""
-    if not torch.is_grad_enabled():
+def is_differentiated(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    """Return whether a gradient of any of these is needed; complex tensors are left to torch."""
+    if not torch.is_grad_enabled() or x.is_complex() or (weight is not None and weight.is_complex()):
         return False
-    wanted = False
-    for tensor in tensors:
-        if tensor is not None:
-            if tensor.is_complex():
-                return False
-            wanted = wanted or tensor.requires_grad
-    return wanted
+    return x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad)
 
 
 Sums = tuple[Tensor | None, ...]

@@ -13,8 +13,8 @@ launched.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -35,16 +35,22 @@ def launch_encode(
     codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
 ) -> None:
     """Launch ``groupquant_encode`` of ``kernels/groupquant.cu``."""
-    macros, threads, counts, rounding = _encoding(x.dtype, x.numel(), codes.numel(), bits, group_size, stochastic)
-    rawkernel.launch("groupquant", "groupquant_encode", macros, threads, x, codes, meta, *counts, seed, rounding)
+    _launching_encoder(x.numel(), x.dtype, bits, group_size, stochastic)(codes, meta, x, seed)
 
 
 @functools.lru_cache(maxsize=4096)
-def _encoding(dtype: torch.dtype, count: int, size: int, bits: int, group_size: int, stochastic: bool) -> Any:
-    """Return what a launch needs but for addresses: to make it takes as long as the launch."""
-    macros = {**_macros(dtype, group_size), "BITS": bits}
-    counts = np.int64(count), np.int64(size), np.int32(group_size)
-    return macros, _threads(1, count, group_size), counts, np.uint32(stochastic)
+def _launching_encoder(
+    count: int, dtype: torch.dtype, bits: int, group_size: int, stochastic: bool
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
+    """Do as :func:`cpu.encoder` on CUDA: what a launch needs but for addresses takes as long as the launch."""
+    macros, threads = {**_macros(dtype, group_size), "BITS": bits}, _threads(1, count, group_size)
+    counts = np.int64(count), np.int64(bitpack.packed_bytes(count, bits)), np.int32(group_size)
+    rounding = np.uint32(stochastic)
+
+    def run(codes: Tensor, meta: Tensor, x: Tensor, seed: Tensor) -> None:
+        rawkernel.launch("groupquant", "groupquant_encode", macros, threads, x, codes, meta, *counts, seed, rounding)
+
+    return run
 
 
 def launch_encode_rows(
@@ -78,15 +84,21 @@ def launch_decode(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_siz
     if first:
         # groups are multiples of 32 elements, so that each begins at a whole byte
         codes, meta = codes[first * group_size // 8 * bits :], meta[first:]
-    macros, threads, counts = _decoding(out.dtype, out.numel(), codes.numel(), bits, group_size, start)
-    rawkernel.launch("groupquant", "groupquant_decode", macros, threads, codes, meta, out, *counts)
+    _launching_decoder(out.numel(), codes.numel(), out.dtype, bits, group_size, start)(out, codes, meta)
 
 
 @functools.lru_cache(maxsize=4096)
-def _decoding(dtype: torch.dtype, count: int, size: int, bits: int, group_size: int, start: int) -> Any:
-    """Return what a launch needs but for addresses; see :func:`_encoding`."""
+def _launching_decoder(
+    count: int, size: int, dtype: torch.dtype, bits: int, group_size: int, start: int
+) -> Callable[[Tensor, Tensor, Tensor], None]:
+    """Do as :func:`cpu.decoder` on CUDA, of codes of so many bytes and from an element of the first group on."""
+    macros, threads = {**_macros(dtype, group_size), "BITS": bits}, _threads(1, start + count, group_size)
     counts = np.int64(count), np.int64(size), np.int32(group_size), np.int32(start)
-    return {**_macros(dtype, group_size), "BITS": bits}, _threads(1, start + count, group_size), counts
+
+    def run(out: Tensor, codes: Tensor, meta: Tensor) -> None:
+        rawkernel.launch("groupquant", "groupquant_decode", macros, threads, codes, meta, out, *counts)
+
+    return run
 
 
 def launch_decode_rows(
@@ -143,23 +155,37 @@ def encoder(
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Return a function of a tensor and a seed that encodes the elements of the tensor in memory order.
 
-    It is for tensors of the form of x, which have no gaps in memory and are plain (:func:`actbench.ops.library.plain`):
-    what the operator checks and computes at each call is known of them.
+    It is for tensors of the form of x without gaps in memory, while nothing sees operators
+    (:func:`actbench.ops.library.is_watched`): what the operator checks and computes at each call is known of them.
     """
-    size, groups = (bitpack.packed_bytes(x.numel(), bits),), (-(-x.numel() // group_size),)
-    fill = launch_encode if x.is_cuda else cpu.encode
+    size, groups = bitpack.packed_bytes(x.numel(), bits), -(-x.numel() // group_size)
+    fill = (_launching_encoder if x.is_cuda else cpu.encoder)(x.numel(), x.dtype, bits, group_size, stochastic)
 
     def run(x: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
         codes, words = x.new_empty(size, dtype=torch.uint8), x.new_empty(groups, dtype=torch.int32)
-        fill(codes, words, x, bits, group_size, seed, stochastic)
+        fill(codes, words, x, seed)
         return codes, words
 
     return run
 
 
-def fill_decoded(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int) -> None:
-    """Do as :func:`decode_` from the first element on, for plain tensors of fitting sizes, unchecked."""
-    (launch_decode if out.is_cuda else cpu.decode)(out, codes, meta, bits, group_size, 0)
+def decoder(
+    shape: Sequence[int], dtype: torch.dtype, bits: int, group_size: int, on_cuda: bool
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return a function of codes and words that decodes all elements, into this shape; as :func:`encoder`."""
+    count = math.prod(shape)
+    fill = (
+        _launching_decoder(count, bitpack.packed_bytes(count, bits), dtype, bits, group_size, 0)
+        if on_cuda
+        else cpu.decoder(count, dtype, bits, group_size, 0)
+    )
+
+    def run(codes: Tensor, words: Tensor) -> Tensor:
+        out = codes.new_empty(shape, dtype=dtype)
+        fill(out, codes, words)
+        return out
+
+    return run
 
 
 @define(

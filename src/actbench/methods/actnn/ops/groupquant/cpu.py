@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -120,16 +121,25 @@ _MOST = 1024  # elements of the largest group
 
 def encode(codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool) -> None:
     """Encode the elements of a tensor in memory order."""
-    elements, place, kind = _encoding(x.numel(), x.dtype, group_size)
-    target = codes.data_ptr(), codes.numel(), seed.data_ptr(), stochastic
-    _encode(elements, meta.data_ptr(), *place, x.data_ptr(), kind, bits, 0, 0, *target)
+    encoder(x.numel(), x.dtype, bits, group_size, stochastic)(codes, meta, x, seed)
 
 
 @functools.lru_cache(maxsize=4096)
-def _encoding(count: int, dtype: torch.dtype, group_size: int) -> tuple[int, tuple[int, ...], int]:
-    """Return what a call of the kernel needs but for addresses: to make it takes a good part of a call."""
-    per, groups = per_unit(group_size), -(-count // group_size)
-    return -(-groups // per) * BLOCK, (1, count, group_size, lanes_of(group_size), per), KINDS[dtype]
+def encoder(
+    count: int, dtype: torch.dtype, bits: int, group_size: int, stochastic: bool
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
+    """Return a function that encodes so many elements: of codes, words, the elements and a seed.
+
+    What the kernel needs but for addresses is the same in each call, and to make it takes a good part of one.
+    """
+    per, groups, kind = per_unit(group_size), -(-count // group_size), KINDS[dtype]
+    elements, place = -(-groups // per) * BLOCK, (1, count, group_size, lanes_of(group_size), per)
+
+    def run(codes: Tensor, meta: Tensor, x: Tensor, seed: Tensor) -> None:
+        target = codes.data_ptr(), codes.numel(), seed.data_ptr(), stochastic
+        _encode(elements, meta.data_ptr(), *place, x.data_ptr(), kind, bits, 0, 0, *target)
+
+    return run
 
 
 def encode_rows(
@@ -168,17 +178,23 @@ def per_unit(group_size: int) -> int:
 
 def decode(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int, start: int, *_: object) -> None:
     """Decode elements of a vector."""
-    elements, place, kind = _decoding(out.numel(), out.dtype, group_size, start)
-    source = codes.data_ptr(), codes.numel(), meta.data_ptr(), bits, 0, 0
-    _decode(elements, *source, *place, out.data_ptr(), kind)
+    decoder(out.numel(), out.dtype, bits, group_size, start)(out, codes, meta)
 
 
 @functools.lru_cache(maxsize=4096)
-def _decoding(count: int, dtype: torch.dtype, group_size: int, start: int) -> tuple[int, tuple[int, ...], int]:
-    """Return what a call of the kernel needs but for addresses; see :func:`_encoding`."""
-    per = per_unit(group_size)
+def decoder(
+    count: int, dtype: torch.dtype, bits: int, group_size: int, start: int
+) -> Callable[[Tensor, Tensor, Tensor], None]:
+    """Return a function that decodes so many elements from ``start`` on: of the result, codes and words."""
+    per, kind = per_unit(group_size), KINDS[dtype]
     pieces = -(-(start + count) // group_size) - start // group_size if count else 0
-    return -(-pieces // per) * BLOCK, (1, count, start, group_size, per, pieces), KINDS[dtype]
+    elements, place = -(-pieces // per) * BLOCK, (1, count, start, group_size, per, pieces)
+
+    def run(out: Tensor, codes: Tensor, meta: Tensor) -> None:
+        source = codes.data_ptr(), codes.numel(), meta.data_ptr(), bits, 0, 0
+        _decode(elements, *source, *place, out.data_ptr(), kind)
+
+    return run
 
 
 def decode_rows(out: Tensor, codes: Tensor, meta: Tensor, widths: Tensor, group_size: int, first_row: int) -> None:
