@@ -84,7 +84,7 @@ def compared(name: str, count: int) -> Iterator[dict[str, Any]]:
     joiner = Joiner(trace, traces)
     for plan in plans(len(paths), count):
         began = time.process_time()
-        joined = measured(base, joiner.join(plan), profile, profile.step_bytes(None), ())
+        joined = measured(base, joiner, plan, profile, profile.step_bytes(None), ())
         seconds = time.process_time() - began
         whole, _, whole_seconds = simulated(exact, spec(plan))
         assert joined.estimated is not None
