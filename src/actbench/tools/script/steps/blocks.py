@@ -1,4 +1,4 @@
-"""What each block of the model that a script trains holds and takes, in each of its steps; and these steps as values."""
+"""What each block of the model that a script trains holds and takes in each of its steps; and these steps as values."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from actbench.simulator.cost.recorder import Recorder
 from actbench.simulator.join import Joiner
 from actbench.simulator.profiles import DeviceProfile
 from actbench.simulator.segments import Place
-from actbench.simulator.trace import BEFORE, OPTIMIZER, STATE, Segment, Trace
+from actbench.simulator.trace import BEFORE, STATE, Segment, Trace, labels_of
 from actbench.simulator.tracker import StorageTracker
 from actbench.tools.script.steps.counting import Step
 from actbench.tools.script.steps.schemes import trained
 from actbench.tools.script.steps.steps import Steps
-
 
 _MORE_SECONDS = 0.02
 """Share of the time of micro-batches like the last one by which others may make a step's time another one."""
@@ -166,11 +165,11 @@ class StepBlocks:
 
 
 def _with_state_apart(trace: Trace, state: Set[int], gradients: Set[int]) -> Trace:
-    """Return a trace in which optimizer state comes after the passes, and gradients of the step before are named."""
-    before = trace.segments[BEFORE].events
-    used = {name for label, each in trace.segments.items() if label not in (BEFORE, OPTIMIZER) for name, _ in each.events}
-    made = tuple(event for event in before if event[0] in state - used)
-    left = tuple(event for event in before if event[0] not in state - used)
+    """Return a trace in which optimizer state is made after the passes, and gradients from before are named."""
+    before, (_, *passes) = trace.segments[BEFORE].events, labels_of(len(trace.blocks))[:-2]
+    own = state - {name for label in passes for name, _ in trace.segments[label].events}
+    made = tuple(event for event in before if event[0] in own)
+    left = tuple(event for event in before if event[0] not in own)
     return replace(
         trace,
         segments={**trace.segments, BEFORE: Segment(left), STATE: Segment(made)},
