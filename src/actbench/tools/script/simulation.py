@@ -85,7 +85,7 @@ class Simulation(ObservedRun, Displayed):
         memory_limit_bytes: Memory that may be used; None for what a CUDA context leaves of the card.
         raise_oom: Whether what does not fit raises ``torch.OutOfMemoryError``, as on the card.
         processes: How many processes train together; this is the first.
-        reads_blocks: Whether the measurement tells what each block of the model holds and takes.
+        reads_blocks: Whether the measurement tells what each block of the model holds and takes, and has a trace.
         whole: Whether the script runs to its end, and all parts of its run are measured.
         looks_ahead: Whether batches that did not run are looked at when the run ends.
         chosen: The share of elements that are taken to be chosen where only a real run knows which.
