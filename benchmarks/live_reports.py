@@ -57,7 +57,7 @@ def _run(reports: int, *, is_live: bool) -> None:
         os.write(reports, report.model_dump_json().encode() + b"\n")
 
     case = Case(model=SCRIPT, batch_size=1, device_profile=CARD, meter="simulated", script=Script(target=SCRIPT))
-    with livememory.told_to(tell if is_live else None):
+    with livememory.report_to(tell if is_live else None):
         Session(case).memory()
     os._exit(0)
 

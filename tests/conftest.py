@@ -104,9 +104,9 @@ def _libraries_are_not_searched_for_garbage(_thawed_at_the_end: None) -> None:
 @pytest.fixture(scope="module")
 def operators_run_once() -> Iterator[None]:
     """Recall in each simulation of a file what operators did in those before, which tests/simulator compares."""
-    from actbench.simulator.recalled import beginning_with  # which imports torch
+    from actbench.simulator.cachingmode import starting_from  # which imports torch
 
-    with beginning_with({}):
+    with starting_from({}):
         yield
 
 

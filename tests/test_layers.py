@@ -13,7 +13,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "actbench"
 
-BASE = {"display", "errors", "leftovers", "longsteps", "machine", "paths", "units", "validation"}
+BASE = {"display", "errors", "tempfiles", "slowsteps", "machine", "paths", "units", "validation"}
 # Each room of the core may import those that stand in its set, and itself.
 CORE = {
     # no torch
@@ -23,9 +23,9 @@ CORE = {
     "units": {"errors"},
     "caches": {"errors"},
     "keywords": {"errors"},
-    "leftovers": set(),
-    "longsteps": {"units"},
-    "paths": {"errors", "units", "leftovers"},
+    "tempfiles": set(),
+    "slowsteps": {"units"},
+    "paths": {"errors", "units", "tempfiles"},
     "validation": set(),
     "plugins": {"errors"},
     "machine": {"model"},

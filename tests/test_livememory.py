@@ -73,9 +73,9 @@ def test_a_process_that_the_script_starts_reports_nothing(monkeypatch: pytest.Mo
 
 def test_nobody_listens_in_a_trial() -> None:
     assert livememory.listening() is None
-    with livememory.told_to(print):
+    with livememory.report_to(print):
         assert livememory.listening() is not None
-        with livememory.told_to(None):
+        with livememory.report_to(None):
             assert livememory.listening() is None
     assert livememory.listening() is None
 
@@ -86,7 +86,7 @@ def test_a_simulated_case_of_a_sweep_reports_its_parts(monkeypatch: pytest.Monke
     monkeypatch.setattr(livememory, "REPORT_SECONDS", 0.0)
     case = Case(model="tiny-roberta", batch_size=1, sequence_length=8, meter="simulated", device_profile="rtx-4090")
     plainly = measure(case)
-    with livememory.told_to(told.append):
+    with livememory.report_to(told.append):
         found = measure(case)
 
     assert found == plainly

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actbench.errors import LONGEST_TEXT, shortened, told
+from actbench.errors import LONGEST_TEXT, message_of, shortened
 
 LONG = 100_000
 MOST = 6000  # characters that any command may say of its input: a message, and a frame around it
@@ -59,7 +59,7 @@ class Hostile(Exception):
     ],
 )
 def test_any_error_can_be_told(error: BaseException, expected: str) -> None:
-    assert told(error) == expected
+    assert message_of(error) == expected
 
 
 FILLINGS = ["x", "x ", "1", "-", "a/"]

@@ -1,4 +1,4 @@
-"""Where things are kept between runs: in the user's cache, or where nobody else can write."""
+"""Locates files that are kept between runs: in the user's cache, or where no other user can write."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def user_cache() -> Path:
 
 
 def own_temporary_folder() -> Path:
-    """Return the folder of this user in the temporary folder, which nobody else may enter; make it if need be.
+    """Return the folder of this user in the temporary folder, which no other user may enter; create it if needed.
 
     Raises:
         UsageError: It cannot be made, or what has its name is another's or open to others.

@@ -134,7 +134,7 @@ def shortened(text: str) -> str:
     return _ends(re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: _ends(word[0], LONGEST_WORD), text), LONGEST_TEXT)
 
 
-def told(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return class and message of any error, :func:`shortened`, even if its message cannot be read."""
     try:
         message = str(error).strip()
@@ -156,7 +156,7 @@ def encodable(text: str) -> str:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out; torch has several such errors, and C++ has its own."""
     known = isinstance(error, MemoryError) or type(error).__name__ == OutOfMemoryError.__name__
-    return known or any(words in told(error) for words in _NO_MEMORY)
+    return known or any(words in message_of(error) for words in _NO_MEMORY)
 
 
 def _ends(text: str, most: int) -> str:
@@ -185,7 +185,7 @@ def boundary(doing: str, kind: type[ActbenchError] = CodeError) -> Iterator[None
     except (ActbenchError, KeyboardInterrupt):
         raise
     except BaseException as error:
-        message = f"{doing}: {told(error)}{place_of(error)}"
+        message = f"{doing}: {message_of(error)}{place_of(error)}"
         raise (OutOfMemoryError if is_out_of_memory(error) else kind)(message) from error
 
 

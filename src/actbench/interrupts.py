@@ -13,7 +13,7 @@ INTERRUPTED = 130
 
 
 def leave_at_once() -> None:
-    """Let Ctrl-C end this process, unless whoever started the process wants Ctrl-C ignored."""
+    """Let Ctrl-C end this process, unless its parent process ignores Ctrl-C."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
 

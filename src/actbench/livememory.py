@@ -50,7 +50,7 @@ class LiveReports:
         Args:
             where: Returns the number of the step, and its part, that run.
             limit: Returns the bytes that may be used.
-            label: Returns who holds a storage, from its name; empty if nobody knows.
+            label: Returns who holds a storage, from its name; empty if unknown.
         """
         self._where, self._limit, self._label = where, limit, label
         self._process = os.getpid()
@@ -115,8 +115,8 @@ def listening() -> LiveReports | None:
 
 
 @contextmanager
-def told_to(tell: Callable[[LiveMemory], object] | None) -> Iterator[None]:
-    """Inside, report the memory of the case that runs; None for nobody, as in a trial."""
+def report_to(tell: Callable[[LiveMemory], object] | None) -> Iterator[None]:
+    """Report the memory of the case that runs in the block to ``tell``; None for no report, as in a trial."""
     token = _listening.set(None if tell is None else LiveReports(tell))
     try:
         yield

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from actbench.errors import ActbenchError, StoreError, UsageError
-from actbench.leftovers import file_beside
+from actbench.tempfiles import file_next_to
 from actbench.units import MIB, format_bytes
 
 _LONGEST_NAME = 200  # file systems take 255 bytes, and suffixes are added
@@ -32,13 +32,13 @@ def from_home(text: str) -> Path:
     try:
         return Path(text).expanduser()
     except RuntimeError:
-        raise UsageError(f"{text!r}: nobody here is called {text.split('/')[0]!r}; write ./{text} for a file") from None
+        raise UsageError(f"{text!r}: there is no user {text.split('/')[0]!r}; write ./{text} for a file") from None
 
 
 def away_from_here() -> AbstractContextManager[None]:
     """Make another folder the current one for a while, for libraries that take what lies there for their own.
 
-    It is that of Python's own library: it is on every import path, and nobody else writes there.
+    It is that of Python's own library: it is on every import path, and only the system writes there.
     """
     return chdir(sysconfig.get_path("stdlib"))
 
@@ -155,7 +155,7 @@ def write_whole(file: Path, content: bytes) -> None:
     Raises:
         OSError: It cannot be written; nothing is left of it, and a file that was there stays.
     """
-    with file_beside(file) as (path, staged):
+    with file_next_to(file) as (path, staged):
         staged.write(content)
         staged.flush()
         path.replace(file)

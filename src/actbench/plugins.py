@@ -16,7 +16,7 @@ from importlib.metadata import Distribution, EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
-from actbench.errors import told
+from actbench.errors import message_of
 
 Group = Literal["schemes", "workloads", "meters", "kinds", "exports", "commands", "executors", "benches"]
 
@@ -112,10 +112,10 @@ def installed(group: Group) -> dict[str, Plugin]:
     If two packages bring one name, that of actbench counts, or else the first by the package's name; the other is
     warned of.
     """
-    alike: dict[str, list[Plugin]] = {}
+    groups: dict[str, list[Plugin]] = {}
     for entry in sorted(_entries().select(group=f"{OURS}.{group}"), key=lambda entry: str(entry.name)):
-        alike.setdefault(entry.name, []).append(Plugin(entry.name, entry))
-    return {name: _first(plugins, group) if len(plugins) > 1 else plugins[0] for name, plugins in alike.items()}
+        groups.setdefault(entry.name, []).append(Plugin(entry.name, entry))
+    return {name: _first(plugins, group) if len(plugins) > 1 else plugins[0] for name, plugins in groups.items()}
 
 
 def _first(plugins: Sequence[Plugin], group: Group) -> Plugin:
@@ -179,4 +179,4 @@ def _imported(plugin: Plugin) -> tuple[Any, str | None]:
     try:
         return plugin.load(), None
     except (Exception, SystemExit) as error:  # a stranger's module may raise anything
-        return None, f"it cannot be imported: {told(error)}"
+        return None, f"it cannot be imported: {message_of(error)}"

@@ -12,7 +12,7 @@ import pytest
 
 from actbench import plugins
 from actbench.cli.app import app, command, option, verbs_of
-from actbench.cli.beside import NEEDED, RULES
+from actbench.cli.conflicts import NEEDED, RULES
 from actbench.cli.defaults import put_before, read
 from actbench.errors import UsageError
 from actbench.tools.fit.command import FitFlags

@@ -12,8 +12,8 @@ import typer
 from actbench.cli.app import app
 from actbench.cli.caseflags import CaseFlags
 from actbench.cli.flags import SchemeFlags, _float_type, _half_type, expanded
-from actbench.cli.givenschemes import schemes_from
 from actbench.cli.printing import ExportFlags
+from actbench.cli.schemeargs import schemes_from
 from actbench.errors import SpecError, UsageError
 from actbench.model.records import Case
 from actbench.run.recipes import Recipe

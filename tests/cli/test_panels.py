@@ -9,8 +9,8 @@ import pytest
 from typer.main import get_command
 
 from actbench.cli.app import app, verbs_of
+from actbench.cli.exports import formats_plugged
 from actbench.cli.panels import PANELS, WITHOUT_PANEL
-from actbench.cli.pluggedexports import formats_plugged
 
 VERBS = ["run", "measure", "sweep", "fit", "train", "convert"]
 WITH_A_SCREEN = ["run", "measure", "sweep", "fit", "convert", "report", "compare"]

@@ -29,7 +29,7 @@ REFUSED = {"qlora": "FrozenLinear", "compile": "cannot be compiled"}
 
 @pytest.fixture(autouse=True)
 def _left() -> Iterator[None]:
-    with world.left_after():
+    with world.leave_fake_group():
         yield
 
 

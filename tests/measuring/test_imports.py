@@ -38,4 +38,4 @@ def test_a_conversion_imports_neither_the_simulator_nor_another_scheme() -> None
 
 def test_what_runs_an_operator_once_is_imported_first() -> None:
     """It looks for operators that other modules define."""
-    assert "actbench.ops.hostmemory" in imported("import actbench.simulator.recalled\n")
+    assert "actbench.ops.hostmemory" in imported("import actbench.simulator.cachingmode\n")

@@ -15,8 +15,8 @@ from torch import distributed, nn
 from actbench import scheme as schemes
 from actbench.measuring import meters
 from actbench.measuring.meters.cpumeter import CpuMeter
-from actbench.measuring.ranks import Ranks, world_of
-from actbench.measuring.world import ALONE
+from actbench.measuring.processgroup import ALONE
+from actbench.measuring.ranks import Ranks, process_group_of
 from actbench.model.records import Case
 
 SIMULATED = Case(model="tiny-gpt2", scheme="ddp:2", batch_size=1, meter="simulated")
@@ -33,13 +33,13 @@ def test_processes_of_ones_own_measure_a_case_together() -> None:
 
 def test_a_group_of_ones_own_measures_what_needs_several_processes(tmp_path: Path) -> None:
     ddp, exact, meter = schemes.build("ddp:2"), schemes.build("exact"), CpuMeter()
-    assert world_of(ddp, meter) is ALONE
+    assert process_group_of(ddp, meter) is ALONE
 
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
-        assert isinstance(world_of(ddp, meter), Ranks)
-        assert world_of(exact, meter) is ALONE
-        assert world_of(ddp, meters.open_meter(SIMULATED)) is ALONE
+        assert isinstance(process_group_of(ddp, meter), Ranks)
+        assert process_group_of(exact, meter) is ALONE
+        assert process_group_of(ddp, meters.open_meter(SIMULATED)) is ALONE
     finally:
         distributed.destroy_process_group()
 

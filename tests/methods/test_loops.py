@@ -17,7 +17,7 @@ from actbench.measuring.meters.cpumeter import CpuMeter
 from actbench.methods.loops import LateOptimizer
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
-from actbench.scheme.heldover import HeldOver
+from actbench.scheme.retainedoutputs import RetainedOutputs
 from actbench.scheme.setup import TrainingSetup, TrainStep
 from actbench.simulator import profiles
 from actbench.simulator.simulated import SimulatedMeter
@@ -106,13 +106,13 @@ def test_nor_those_that_are_simulated(scheme: str, wide: bool) -> None:
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda held: pickle.loads(pickle.dumps(held))])
 def test_a_copy_of_what_is_held_is_empty(duplicate: Any) -> None:
     setup = small("keep_outputs")
-    assert setup.held_over is not None
+    assert setup.retained_outputs is not None
     outputs = setup.module(torch.ones(2, 32))
     model = duplicate(setup.module)
 
-    assert setup.held_over.outputs is outputs
+    assert setup.retained_outputs.outputs is outputs
     (hook,) = model._forward_hooks.values()
-    assert isinstance(hook.__self__, HeldOver)
+    assert isinstance(hook.__self__, RetainedOutputs)
     assert hook.__self__.outputs is None
     assert torch.equal(model[0].weight, setup.module[0].weight)
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from unittest.mock import patch
 
-from actbench import longsteps
+from actbench import slowsteps
 from actbench.errors import ActbenchError, MeasurementError, OutOfMemoryError
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Failure
@@ -104,8 +104,8 @@ class Session:
 
     def long(self, value: str) -> None:
         """Simulate a step that takes long from its first operator on."""
-        with patch.object(longsteps, "LONG_SECONDS", 0.0), longsteps.followed([], lambda: "forward"):
-            longsteps.ran(())
+        with patch.object(slowsteps, "SLOW_SECONDS", 0.0), slowsteps.followed([], lambda: "forward"):
+            slowsteps.operator_ran(())
 
     def sleep(self, value: str) -> None:
         time.sleep(float(value))

@@ -86,7 +86,7 @@ def test_one_case_alone_is_its_panel_and_several_have_their_table() -> None:
     for view in (alone, several):
         view.started(first)
         view.reported(first, report())
-        view.said(first, "step 2: peak 9.00 GiB")
+        view.noted(first, "step 2: peak 9.00 GiB")
         view.reported(second, report())
     several.finished(third, MEASURED)
 
@@ -110,7 +110,7 @@ def test_the_view_is_no_longer_than_the_terminal() -> None:
         for case in many[:4]:
             view.started(case)
             view.reported(case, report(holders=holders))
-            view.said(case, "goes on")
+            view.noted(case, "goes on")
         assert len(text_of(view, height).splitlines()) <= height
 
 

@@ -85,7 +85,7 @@ def test_messages_are_no_progress_and_are_all_written(lines):
     (case,) = cases(1)
     for text in ("one", "two"):
         lines.message(text)
-        lines.said(case, text)
+        lines.noted(case, text)
     assert lines.told() == ["one", f"{case.title}: one", "two", f"{case.title}: two"]
 
 

@@ -93,7 +93,7 @@ def test_all_that_is_told_can_be_shown(terminal):
         told.memory_read(case, 1)
         told.round_timed(case, 1)
         told.tried(case, 1, True)
-        told.said(case, "text")
+        told.noted(case, "text")
         told.message("text")
         told.finished(case, MEASURED)
 

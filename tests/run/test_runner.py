@@ -244,7 +244,7 @@ def test_simulated_steps_that_take_long_are_told_while_the_case_runs(log, meter)
     told = []
 
     class Told(Progress):
-        def said(self, case, text):
+        def noted(self, case, text):
             told.append((case, text))
 
         def finished(self, case, outcome):

@@ -11,10 +11,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _device
 
-from actbench.simulator.overrides import numbers_drawn, values_read
+from actbench.simulator.overrides import known_scalars, no_layerdrop_draws
 
 SIMULATING = pytest.mark.parametrize(
-    ("simulating", "function"), [(lambda: values_read(nn.Linear(2, 2)), torch.tensor), (numbers_drawn, torch.rand)]
+    ("simulating", "function"),
+    [(lambda: known_scalars(nn.Linear(2, 2)), torch.tensor), (no_layerdrop_draws, torch.rand)],
 )
 
 
@@ -48,7 +49,7 @@ def test_a_device_in_context_is_that_of_all_functions_after_a_first_context_insi
 
 
 def test_the_number_that_layerdrop_draws_is_a_tensor_of_a_known_value() -> None:
-    with FakeTensorMode(), numbers_drawn():
+    with FakeTensorMode(), no_layerdrop_draws():
         drawn = torch.rand([])
         assert isinstance(drawn, torch.Tensor)
         assert not drawn < 0.9

@@ -87,7 +87,7 @@ def test_an_encoder_decoder_is_simulated_without_the_mask_of_ones_that_it_makes_
 
 def test_a_number_that_is_drawn_to_drop_no_layer_has_a_value_among_fakes() -> None:
     with fake_mode():
-        with overrides.numbers_drawn():
+        with overrides.no_layerdrop_draws():
             assert not torch.rand([]) < 0.0  # as layers of transformers ask, at a rate of 0
             assert isinstance(torch.rand(2, 3), FakeTensor)
         assert isinstance(torch.rand([]), FakeTensor)

@@ -16,7 +16,7 @@ from actbench.workload import folder
 
 
 @pytest.fixture(autouse=True)
-def _forget_answers() -> None:
+def _clear_cached_answers() -> None:
     folder.reachable.cache_clear()
 
 

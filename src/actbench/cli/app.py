@@ -21,7 +21,7 @@ from typer.main import get_command_from_info, get_group
 
 from actbench import plugins
 from actbench.cli.panels import panel_of
-from actbench.errors import encodable, shortened, told
+from actbench.errors import encodable, message_of, shortened
 from actbench.units import COUNT_LIMIT, LONGEST_SECONDS
 
 # The usage error of click, or of the copy of click inside newer versions of typer.
@@ -99,7 +99,7 @@ def _built(verb: typer.Typer, name: str) -> Any:
             found = get_group(verb)
         why = None if commands or is_group else f"{plugins.installed('commands')[name].entry.value} has no command"
     except Exception as error:  # as of a type that typer makes no option of
-        why = told(error)
+        why = message_of(error)
     usual = getattr(verb, "usual", "").split()
     if why is None and name not in _OWN and (unknown := set(usual).difference(*(each.opts for each in found.params))):
         why = f"usual= names {', '.join(sorted(unknown))}, which is no option of {name}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol, runtime_checkable
 
 from actbench import plugins
 from actbench.cli.app import option
-from actbench.cli.together import RANKS
+from actbench.cli.launcher import RANKS
 from actbench.errors import UsageError, boundary
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from actbench import plugins
 from actbench.cli.app import WrongUsage, app, only_typed, verbs_of
-from actbench.cli.beside import refused_beside
+from actbench.cli.conflicts import conflicting_options
 from actbench.errors import UsageError, encodable
 from actbench.model.namedcode import named_code
 from actbench.paths import MOST_BYTES, read_bytes, read_toml
@@ -26,7 +26,7 @@ _NEVER: Final = ("help", "version", "debug")
 
 @dataclass(frozen=True)
 class Default:
-    """A value that an option has where nobody types it.
+    """A value that an option has if it is not typed.
 
     Attributes:
         name: The option without its dashes, such as ``device-profile``.
@@ -273,10 +273,10 @@ def put_before(arguments: Sequence[str], variables: Mapping[str, str]) -> tuple[
 
 
 def _typed(found: Sequence[Default], verb: Any, parsed: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the options that nobody typed, of each the strongest default, if the verb takes it beside what is typed."""
+    """Yield the strongest default of each option that was not typed, unless it conflicts with what was typed."""
     options = {name: each.option for name, each in _options(verb.name, verb).items()}
     has_default = {options[each.name].name for each in found if each.name in options and each.verb in (None, verb.name)}
-    done = {*parsed, *refused_beside(verb.name, parsed, has_default)}
+    done = {*parsed, *conflicting_options(verb.name, parsed, has_default)}
     for default in found:
         option = options.get(default.name)
         if option is None or default.verb not in (None, verb.name) or option.name in done:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from actbench.errors import told
+from actbench.errors import message_of
 from actbench.model import spec
 from actbench.plugins import Plugin, installed, leave_out
 from actbench.units import format_bytes
@@ -99,7 +99,7 @@ def _fault(plugin: Plugin) -> str | None:
     try:
         from actbench.scheme.registry import fault
     except ImportError as error:  # there is no torch
-        return f"it cannot be imported: {told(error)}"
+        return f"it cannot be imported: {message_of(error)}"
     return fault(plugin)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from actbench import plugins
 from actbench.caches import user_cache
-from actbench.cli import clusters, defaults, together
+from actbench.cli import clusters, defaults, launcher
 from actbench.cli.app import Exit, Typer, command
 from actbench.cli.extras import extras
 from actbench.cli.printing import console, plain_table
@@ -119,7 +119,7 @@ def _defaults() -> Iterator[Check]:
 
 
 def _fault(plugin: plugins.Plugin, group: plugins.Group) -> str | None:
-    """Return why a plug-in is left out, by the check of whoever uses its group; None if it is not."""
+    """Return why a plug-in is left out, by the check of its group; None if it is not."""
     if why := plugins.fault(plugin, object):  # before what follows imports torch, which may be what is missing
         return why
     if group == "schemes":
@@ -131,9 +131,9 @@ def _fault(plugin: plugins.Plugin, group: plugins.Group) -> str | None:
 
         return kinds.fault(plugin)
     if group == "exports":
-        from actbench.cli import pluggedexports
+        from actbench.cli import exports
 
-        return pluggedexports.fault(plugin)
+        return exports.fault(plugin)
     return plugins.fault(plugin, _type_of(plugin.name, group))
 
 
@@ -147,7 +147,7 @@ def _type_of(name: str, group: plugins.Group) -> Any:
 
         return MeterKind
     if group == "executors":
-        return together.Ranks if name == together.RANKS else clusters.Opening
+        return launcher.Ranks if name == launcher.RANKS else clusters.Opening
     if group == "benches":
         from actbench.run.worker import Bench
 

@@ -26,10 +26,10 @@ from actbench.cli.app import (
     seconds_option,
     whole_number,
 )
-from actbench.cli.beside import check_beside
-from actbench.cli.givenschemes import checked_schemes
+from actbench.cli.conflicts import check_conflicts
 from actbench.cli.panels import place_of
 from actbench.cli.printing import check_exports
+from actbench.cli.schemeargs import checked_schemes
 from actbench.errors import UsageError
 from actbench.model.declared import device_named
 from actbench.model.declared.schemes import shorthands
@@ -312,7 +312,9 @@ def expanded(verb: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(verb)
     def run(**given: Any) -> None:
         check_exports(given)
-        check_beside({name: each for name, each in given.items() if each not in (None, []) and each != defaults[name]})
+        check_conflicts(
+            {name: each for name, each in given.items() if each not in (None, []) and each != defaults[name]}
+        )
         made = {name: _made_of(kind, given) for name, kind in groups.items()}
         verb(**given, **made)
 

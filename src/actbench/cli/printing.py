@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from actbench.cli.app import LARGEST, STDOUT, Exit, file_option, option
-from actbench.cli.pluggedexports import plugged_exports, text_of
+from actbench.cli.exports import plugged_exports, text_of
 from actbench.errors import UsageError, shortened
 from actbench.measuring.rank import launched_rank
 from actbench.model.measured import Measurement

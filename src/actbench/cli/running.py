@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, TextIO, cast
 
 from actbench.caches import keep_compiled_code_private, own_temporary_folder
-from actbench.cli import defaults, together
+from actbench.cli import defaults, launcher
 from actbench.errors import ActbenchError, UsageError, shortened
 from actbench.plugins import TOLD_BY, PluginWarning
 from actbench.report.plain import plain
@@ -29,13 +29,13 @@ def run() -> None:
             _run(debug="--debug" in sys.argv[1:2])
         finally:
             out.flush()
-            if out.error is not None and not isinstance(out.error, BrokenPipeError):  # else nobody reads on
+            if out.error is not None and not isinstance(out.error, BrokenPipeError):  # else the reader has gone
                 print(f"actbench: standard output cannot be written: {out.error.strerror}", file=sys.stderr)
                 sys.exit(2)
 
 
 def _find_a_home() -> None:
-    """Let a folder of this user in the temporary folder be its home, for all libraries, where nobody knows one."""
+    """Let a folder of this user in the temporary folder be its home, for all libraries, where none is known."""
     if os.path.isabs(os.path.expanduser("~")):
         return
     os.environ["HOME"] = home = str(own_temporary_folder())
@@ -51,7 +51,7 @@ def _run(*, debug: bool) -> None:
         for text in remarks:
             print(plain(f"actbench: {shortened(text)}"), file=sys.stderr)
         with _debugging() if debug else nullcontext():
-            together.run_launched(sys.argv[1:])
+            launcher.run_launched(sys.argv[1:])
     except ModuleNotFoundError as error:
         if debug or error.name != "torch":
             raise
@@ -60,7 +60,7 @@ def _run(*, debug: bool) -> None:
     except (ActbenchError, OSError) as error:
         if debug:
             raise
-        print(plain(f"actbench: {shortened(_said(error))}"), file=sys.stderr)
+        print(plain(f"actbench: {shortened(_message(error))}"), file=sys.stderr)
         if isinstance(error, UsageError) and sys.argv[1:] != typed:
             whole = shlex.join(["actbench", *sys.argv[1:]])
             print(plain(f"actbench: with its defaults, that was: {shortened(whole)}"), file=sys.stderr)
@@ -102,7 +102,7 @@ def _debugging() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _said(error: ActbenchError | OSError) -> str:
+def _message(error: ActbenchError | OSError) -> str:
     if isinstance(error, ActbenchError):
         return str(error)
     return f"{error.strerror or error}" + (f": {error.filename}" if error.filename is not None else "")

@@ -21,8 +21,6 @@ from actbench.cli.flags import (
     TrustRecipeOption,
     expanded,
 )
-from actbench.cli.givenrecipes import recipe_hint, recipe_of, recipe_of_target
-from actbench.cli.givenschemes import schemes_from
 from actbench.cli.ledger import LedgerFlags, list_saved
 from actbench.cli.printing import (
     LiveFlags,
@@ -35,6 +33,8 @@ from actbench.cli.printing import (
     remark,
     show,
 )
+from actbench.cli.recipeargs import recipe_hint, recipe_of, recipe_of_target
+from actbench.cli.schemeargs import schemes_from
 from actbench.cli.timeline import TimelineFlags, export_again, export_timelines, show_timelines, tables_of
 from actbench.errors import UsageError
 from actbench.model.measured import MeasuredRecord

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from actbench.cli.app import STDOUT, option, path_named
-from actbench.cli.pluggedexports import formats_plugged
+from actbench.cli.exports import formats_plugged
 from actbench.cli.printing import ProgressFlags, ResultFlags, call_task, console, readers, remark, show, write_files
 from actbench.errors import UsageError
-from actbench.leftovers import temporary_folder
 from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.model.timeline import Timeline
 from actbench.report.exporting import Curves, Exported
 from actbench.report.tables import Table
+from actbench.tempfiles import temporary_folder
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,4 +1,4 @@
-"""A script's belief in a CUDA card that is not there: how torch's questions about the card are answered."""
+"""Answers torch's queries about a simulated CUDA device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from actbench.device.patches import Patches
 from actbench.device.properties import LOAD, Counters, DeviceProperties
 from actbench.errors import MeasurementError, UsageError
 
-__all__ = ["Counters", "believed"]
+__all__ = ["Counters", "simulated_device"]
 
 _ASK_ONCE = ("accelerate", "bitsandbytes", "diffusers", "lightning", "peft", "pytorch_lightning", "transformers", "trl")
 """Libraries with cached functions such as ``is_torch_cuda_available``."""
@@ -28,8 +28,8 @@ _CUDA_VERSION = "12.8"
 
 
 @contextmanager
-def believed(counters: Counters, note: Callable[[str], None] = lambda text: None) -> Iterator[None]:
-    """Inside the block, let torch and what is built on it believe in a CUDA card; everything is restored afterwards.
+def simulated_device(counters: Counters, note: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+    """Simulate a CUDA device for torch and what is built on it, inside the block; restore everything after it.
 
     Args:
         counters: The card, and what it counts.
@@ -49,7 +49,7 @@ def believed(counters: Counters, note: Callable[[str], None] = lambda text: None
     selected = streams.Selected(counters.devices)
     generators = tuple(card_generator(index) for index in range(counters.devices))
     with ExitStack() as stack:
-        stack.callback(_forget_answers)
+        stack.callback(_clear_cached_answers)
         patches = stack.enter_context(Patches())
         # a run that has seen enough ends anywhere
         patches.callback(torch.set_autocast_enabled, "cuda", torch.is_autocast_enabled("cuda"))
@@ -61,11 +61,11 @@ def believed(counters: Counters, note: Callable[[str], None] = lambda text: None
         ):
             for name, function in functions.items():
                 patches.set(torch._C, name, function)
-        _believe_in_state(patches, counters, generators)
-        _believe_in_classes(patches)
-        _believe_in_sensors(patches, counters, note_once)
+        _patch_state(patches, counters, generators)
+        _patch_classes(patches)
+        _patch_sensors(patches, counters, note_once)
         _profile_the_host_only(patches, note_once)
-        _forget_answers()
+        _clear_cached_answers()
         yield
 
 
@@ -78,7 +78,7 @@ def refuse_nested() -> None:
         )
 
 
-def _believe_in_state(patches: Patches, counters: Counters, generators: tuple[CardGenerator, ...]) -> None:
+def _patch_state(patches: Patches, counters: Counters, generators: tuple[CardGenerator, ...]) -> None:
     """Replace what torch keeps of the card in its Python modules."""
     cuda = torch.cuda
     patches.replace(
@@ -100,7 +100,7 @@ def _believe_in_state(patches: Patches, counters: Counters, generators: tuple[Ca
     patches.replace(torch.cuda.nvtx, _nvtx=_Ranges())
 
 
-def _believe_in_classes(patches: Patches) -> None:
+def _patch_classes(patches: Patches) -> None:
     """Replace the classes whose objects only a driver can make."""
     patches.replace(torch, Stream=streams.Stream, Event=streams.Event, Generator=Generator)
     for module in (torch.cuda, torch.cuda.streams):
@@ -116,7 +116,7 @@ def _believe_in_classes(patches: Patches) -> None:
 
 
 def _refused(name: str) -> type:
-    """Return a class, as libraries name it in annotations and derive from it, that nobody can make an object of."""
+    """Return a class, as libraries name it in annotations and derive from it, that has no objects."""
 
     def refuse(cls: type, *_: Any, **__: Any) -> NoReturn:
         caller = sys._getframe(1)
@@ -128,7 +128,7 @@ def _refused(name: str) -> type:
     return type(name.rpartition(".")[2], (), {"__new__": refuse, "__module__": "torch.cuda"})
 
 
-def _believe_in_sensors(patches: Patches, counters: Counters, note: Callable[[str], None]) -> None:
+def _patch_sensors(patches: Patches, counters: Counters, note: Callable[[str], None]) -> None:
     """Replace what torch asks NVML, which needs a driver."""
 
     def sensor(name: str, unit: str) -> Callable[..., int]:
@@ -179,7 +179,7 @@ class _Ranges(types.SimpleNamespace):
         return lambda *_: 0
 
 
-def _forget_answers() -> None:
+def _clear_cached_answers() -> None:
     """Clear the caches of functions of libraries that are imported: they have asked about another card, or none."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in _ASK_ONCE:

@@ -3,7 +3,7 @@
 The engine counts devices once, when the first backward pass of a process begins, starts a thread with a queue for each,
 and asks the guard of a device for its streams. Here it has counted none before the card is there; torch's own guard,
 without devices, takes the place of CUDA's; and a backward pass stays in the thread that calls it, which needs no queue
-of a device. So processes that are forked later can train, too, and whoever looks at the Python stack in a backward
+of a device. So processes that are forked later can train, too, and code that looks at the Python stack in a backward
 pass sees who called it.
 """
 

@@ -38,7 +38,7 @@ class Counters(Protocol):
         """Return the largest :meth:`reserved_bytes` since the last :meth:`reset_peak`."""
 
     def free_bytes(self) -> int:
-        """Return the bytes that nobody has of the card."""
+        """Return the free bytes of the card."""
 
     def limit_to(self, fraction: float) -> str:
         """Let the caching allocator take no more than a share of the card; return what to say of it."""

@@ -333,7 +333,7 @@ class Reducer:
     def _set_mixed_precision_param_dtype(self, dtype: torch.dtype) -> None: ...
 
     def set_logger(self, logger: Any) -> None:
-        """Take a logger of this object, which nobody reads."""
+        """Accept a logger of this object, which is never read."""
 
 
 class Logger:

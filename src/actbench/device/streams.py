@@ -1,4 +1,4 @@
-"""Streams and events of a simulated card. Work on it is done when its call returns, so that nobody ever waits."""
+"""Streams and events of a simulated card. Work on it is done when its call returns, so nothing ever waits."""
 
 from __future__ import annotations
 

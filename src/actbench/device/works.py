@@ -22,7 +22,7 @@ class Works:
     """What the works of asynchronous collectives hold, by the step that began them.
 
     Attributes:
-        most_bytes: The most that was held at once, and by nothing else, for works that nobody waited for.
+        most_bytes: The most that was held at once, and by nothing else, for works that were never waited for.
     """
 
     def __init__(self) -> None:

@@ -15,13 +15,13 @@ from actbench.measuring import inspection, meters
 from actbench.measuring.failures import failure_of as failure_of  # a bench has it
 from actbench.measuring.gradients import Gradients, gradients_of, relative_error_and_cosine
 from actbench.measuring.meters.cpumeter import CpuMeter
-from actbench.measuring.ranks import world_of
+from actbench.measuring.processgroup import ProcessGroup, batch_seed, leave_fake_group
+from actbench.measuring.ranks import process_group_of
 from actbench.measuring.search import LARGEST_TRIED
-from actbench.measuring.world import World, batch_seed, left_after
 from actbench.model.ledger import Ledger
 from actbench.model.measured import Diagnostic, Measurement, Mesh
 from actbench.model.records import Built, Case
-from actbench.packing.waiting import waiting
+from actbench.packing.determinism import deterministic_bits
 from actbench.scheme.composed import at_parameters, at_placement, parts_in
 from actbench.scheme.conditions import Limits, Processes
 from actbench.scheme.facets import Adaptive, Diagnosed, Spread
@@ -50,25 +50,25 @@ class Session:
 
     _inspects: bool = True
 
-    def __init__(self, case: Case, *, timeline: bool = False, world: World | None = None) -> None:
+    def __init__(self, case: Case, *, timeline: bool = False, world: ProcessGroup | None = None) -> None:
         self.case = case
         self._wants_timeline = timeline
         self.tried: Tried = lambda batch_size, fits: None
-        self.said: Callable[[str], object] = lambda text: None
+        self.note: Callable[[str], object] = lambda text: None
         self.scheme = schemes.build(case.scheme)
         self.meter = meters.open_meter(case)
         limits, self._spread = self.scheme.facet(Limits), self.scheme.facet(Spread)
         if limits and limits.unsimulated and not self.meter.materialize:
             why = f"{limits.unsimulated}; measure it with --meter cpu or --meter cuda"
             raise MeasurementError(f"scheme {case.scheme!r} is not simulated: {why}")
-        self._world = world or world_of(self.scheme, self.meter)
+        self._processes = world or process_group_of(self.scheme, self.meter)
         self.workload = workloads.load_workload(case)
         with self._on_device():
             self._build()
 
     def _build(self) -> None:
         """Build the model, apply the scheme, and find out what it changes."""
-        self._mesh = self._world.mesh(self.scheme, self.meter)
+        self._mesh = self._processes.mesh(self.scheme, self.meter)
         self._batch_seed = batch_seed(self.case.seed, self._mesh)
         self._warm = False
         self._step: TrainStep | None = None
@@ -79,7 +79,7 @@ class Session:
         changing, self._others = at_parameters(self.scheme)
         start = exact if changing is None else changing.apply(exact)
         self._exact_gradient = _if_it_fits(lambda: self._gradient(start)) if self._wants_gradient_quality else None
-        self._exact_gradient = self._world.mean(self._exact_gradient, start.module, self._mesh)
+        self._exact_gradient = self._processes.mean(self._exact_gradient, start.module, self._mesh)
         local, placing = (None, None) if self._others is None else at_placement(self._others)
         self.setup = start if local is None else local.apply(start)
         hides = self.setup.limits.untraceable and not self.meter.materialize
@@ -93,7 +93,7 @@ class Session:
         """Let what is built and run be on the simulated device; a real one needs nothing."""
         return nullcontext() if self.meter.materialize else self.meter.operators()
 
-    @waiting()
+    @deterministic_bits()
     def memory(self) -> Measurement:
         """Read everything but time: bytes, sites, gradient quality and, if requested, the largest batch.
 
@@ -107,7 +107,7 @@ class Session:
         quality, warnings = self._gradient_quality()
         step = self._new_step(self.case.batch_size)
         watch = meters.Watch(step) if self._wants_timeline else None
-        with self._world.settled():
+        with self._processes.sync_allocations():
             reading = self._read(step, watch)
         searched, seconds = None, self.meter.pass_seconds() if isinstance(self.meter, SimulatedMeter) else ()
         if self.case.find_largest_batch and isinstance(self.meter, SimulatedMeter):
@@ -132,7 +132,7 @@ class Session:
             timeline=watch and watch.timeline(),
         )
 
-    @waiting()
+    @deterministic_bits()
     def snapshot(self) -> bytes:
         """Run the step, and return its snapshot for torch's memory visualiser; an OutOfMemoryError if it cannot run."""
         with self._on_device():
@@ -142,11 +142,11 @@ class Session:
         """Run timed steps, after a warm-up in the first call; return their seconds, or None without a clock."""
         if not self.meter.materialize:
             return None
-        together = self._world.starts(self._mesh)
+        together = self._processes.starts(self._mesh)
         if self._step is None:
             self._step = self._new_step(self.case.batch_size)
         if not self._warm:
-            with waiting():
+            with deterministic_bits():
                 self.meter.seconds(self._step, self.case.warmup_steps, together)
             self._warm = True
         return self.meter.seconds(self._step, steps, together)
@@ -211,8 +211,8 @@ class Session:
 
     def _gradient(self, setup: TrainingSetup, passes: int = 1) -> Gradients:
         """Return the gradient of the last of ``passes`` passes over the case's batch."""
-        alike = all(part.card.draws_alike for part in parts_in(self.scheme))
-        with self.meter.active(), nullcontext() if alike else without_dropout(setup.module):
+        draws_equal = all(part.card.draws_alike for part in parts_in(self.scheme))
+        with self.meter.active(), nullcontext() if draws_equal else without_dropout(setup.module):
             for _ in range(passes - 1):
                 gradients_of(setup, self._batch(), self.case.seed)
             return gradients_of(setup, self._batch(), self.case.seed)
@@ -234,11 +234,11 @@ class Session:
         if not self._wants_gradient_quality:
             return {}, ()
         exact, self._exact_gradient = self._exact_gradient, None
-        alone = not self._world.are_real  # else the others wait for the step to go on
+        alone = not self._processes.are_real  # else the others wait for the step to go on
         found = None
         if exact is not None:
             found = _if_it_fits(self._judged_gradient) if alone else self._judged_gradient()
-            found = self._world.whole(found, self.setup.module)
+            found = self._processes.whole(found, self.setup.module)
         if exact is None or found is None:
             return {}, ("gradient quality is unknown: the exact step does not fit in memory with the scheme's",)
         quality = dict(zip(("gradient_error", "gradient_cosine"), relative_error_and_cosine(found, exact), strict=True))
@@ -277,7 +277,7 @@ def _if_it_fits(compute: Callable[[], Found]) -> Found | None:
         return None
 
 
-@left_after()
+@leave_fake_group()
 def measure(case: Case, *, timeline: bool = False) -> Measurement:
     """Measure a case in this process: first bytes, then time in a separate pass.
 
@@ -301,7 +301,7 @@ def measure(case: Case, *, timeline: bool = False) -> Measurement:
     return measurement.model_copy(update={"step_seconds": tuple(seconds)})
 
 
-@left_after()
+@leave_fake_group()
 def snapshot(case: Case) -> bytes:
     """Return a snapshot of a step of a case for torch's memory visualiser (pytorch.org/memory_viz), as a pickle.
 
@@ -313,7 +313,7 @@ def snapshot(case: Case) -> bytes:
     return Session(case.model_copy(update={"gradient_quality": False})).snapshot()
 
 
-@left_after()
+@leave_fake_group()
 def itemize(case: Case) -> Ledger:
     """List every tensor that the training step of a case saves for backward, with the operators of its meter's device.
 
@@ -330,7 +330,7 @@ def itemize(case: Case) -> Ledger:
             setup = meter.adopt(setup)
         local, _ = at_placement(scheme)  # a tensor that is saved is saved by each process
         if local is not None and local.facet(Spread):
-            setup = replace(setup, processes=Processes(world_of(scheme, meter).mesh(scheme, meter)))
+            setup = replace(setup, processes=Processes(process_group_of(scheme, meter).mesh(scheme, meter)))
         with boundary(f"{case.scheme} cannot be applied to {case.model!r}"):
             setup = setup if local is None else local.apply(setup)
         with boundary(f"a training step of {case.model!r} fails"):

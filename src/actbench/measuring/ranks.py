@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from actbench.device.patches import Patches
 from actbench.measuring.gradients import Gradients
 from actbench.measuring.meters import Meter
-from actbench.measuring.world import ALONE, World
+from actbench.measuring.processgroup import ALONE, ProcessGroup
 from actbench.scheme.base import Scheme
 from actbench.scheme.facets import Spread
 from actbench.scheme.flat import flat_handles
@@ -41,7 +41,7 @@ _MOST_SECONDS: Final = 1.0
 _PAUSE_SECONDS: Final = 1e-4
 
 
-class Ranks(World):
+class Ranks(ProcessGroup):
     """One of several processes that have joined torch's default process group."""
 
     are_real = True
@@ -49,7 +49,7 @@ class Ranks(World):
     def __init__(self) -> None:
         self.size = distributed.get_world_size()
 
-    def settled(self) -> AbstractContextManager[None]:
+    def sync_allocations(self) -> AbstractContextManager[None]:
         """Return the context in which the memory of a step is read: see :func:`released_at_once`."""
         return released_at_once()
 
@@ -95,7 +95,7 @@ class Ranks(World):
         return torch.cat([each.flatten() for each in pieces if each is not None]).view(shape)
 
 
-def world_of(scheme: Scheme, meter: Meter) -> World:
+def process_group_of(scheme: Scheme, meter: Meter) -> ProcessGroup:
     """Return the processes that measure a scheme here: those of the process group that this process belongs to.
 
     That is this process alone without a group, in a simulation, and if the scheme needs one process: the others of the

@@ -20,7 +20,7 @@ from actbench.simulator.simulated import SimulatedMeter
 Session = partial(bench.Session, timeline=True)
 """A case whose measurement also has a timeline."""
 Trial = bench.Trial
-"""A trial for the largest batch, without a timeline, which nobody would see."""
+"""A trial for the largest batch, without a timeline, as none is shown."""
 
 
 class FileRequest(Data):

@@ -15,8 +15,8 @@ from actbench.scheme.base import GRADIENTS, WAITING_GRADIENTS, Change, Scheme, r
 from actbench.scheme.card import Card
 from actbench.scheme.conditions import Limits
 from actbench.scheme.facets import Facet
-from actbench.scheme.heldover import HeldOver
 from actbench.scheme.microbatches import Batch
+from actbench.scheme.retainedoutputs import RetainedOutputs
 from actbench.scheme.setup import TrainingSetup
 from actbench.scheme.wrapped import HoldsGradients, StepsInBackward, WrappedOptimizer
 
@@ -49,10 +49,10 @@ class KeepOutputs(Scheme):
         refuse_untrained(self.name, setup.module)
         if setup.loss is None:
             raise ConversionError(f"{self.name}: a model brings no loop; hold its outputs in a variable of yours")
-        held = setup.held_over or HeldOver()
+        held = setup.retained_outputs or RetainedOutputs()
         setup.module.register_forward_hook(held.keep)
         site = Site(path="(outputs)", was="freed", becomes="kept to the next pass")
-        return replace(setup.changed(setup.module, (site,)), held_over=held)
+        return replace(setup.changed(setup.module, (site,)), retained_outputs=held)
 
 
 class LateOptimizer(WrappedOptimizer):
@@ -129,7 +129,7 @@ class LateZeroGrad(Scheme):
         if make is None or loss is None:
             raise ConversionError(f"{self.name}: a model brings no loop; call optimizer.zero_grad() where you want")
         made: list[weakref.ref[LateOptimizer]] = []
-        held = setup.held_over or HeldOver()
+        held = setup.retained_outputs or RetainedOutputs()
 
         def wrapped(module: nn.Module) -> LateOptimizer:
             optimizer = LateOptimizer(make(module))
@@ -143,4 +143,4 @@ class LateZeroGrad(Scheme):
             return found
 
         changed = setup.changed(setup.module, (Site(path="(weight gradients)", was="freed", becomes="kept"),))
-        return replace(changed, make_optimizer=wrapped, loss=then_forget, held_over=held)
+        return replace(changed, make_optimizer=wrapped, loss=then_forget, retained_outputs=held)

@@ -22,7 +22,7 @@ class BlockReading(Data):
         backward_seconds: Estimated time of its part of the backward pass.
         output_bytes: Bytes of the storages that it returns, rounded as the allocator does.
         waiting_bytes: Bytes of the inputs of earlier blocks that are still alive when its forward pass begins, and will
-            be freed before the forward pass ends: whoever called those blocks holds them.
+            be freed before the forward pass ends: the caller of those blocks holds them.
         keeps_output: Whether its own graph saves what it returns as it is, as ReLU does; not so what hooks pack.
         keeps_input: Whether it keeps the first tensor that goes in as it is: its graph saves that, or it is alive after
             the forward pass although the block before does not save it.

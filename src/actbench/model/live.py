@@ -18,7 +18,7 @@ class LiveMemory(Data):
     Attributes:
         live_bytes: Bytes alive now.
         peak_bytes: The most so far, steps that have ended included.
-        limit_bytes: What may be used; None if nobody knows.
+        limit_bytes: What may be used; None if unknown.
         step: The number of the step that runs, or that has just ended; None where one alone is measured.
         phase: The part of the step.
         samples: Bytes alive since the last report, in order.

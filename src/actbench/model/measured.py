@@ -191,7 +191,7 @@ class Growth(Data):
         kind: What keeps it: a ``container`` of the script, the ``graph`` behind its losses, an object of a ``library``,
             or a ``cycle`` of references; None if that is not known, and in older records.
         step_bytes: How much each step leaves, at least.
-        more_steps: After how many more steps the device is full; None if nobody knows its memory.
+        more_steps: After how many more steps the device is full; None if its memory is unknown.
         line: The line of the script that made most of it, if it is known.
         keeper: The line that keeps it, or the variable where no line fills one; None if neither is known, and in older
             records.

@@ -176,7 +176,7 @@ class Case(WorkloadSettings):
 
 
 def named(model: str, scheme: str, rows: int | None, meter: str) -> str:
-    """Return the name of a case for messages; ``rows`` is None where nobody knows its batch."""
+    """Return the name of a case for messages; ``rows`` is None where its batch is unknown."""
     return f"{model}, {scheme}{'' if rows is None else f', batch {rows}'} ({meter})"
 
 
@@ -200,7 +200,7 @@ class Built(StoredData):
         image_size: Height and width of a sample's image in pixels; None without images.
         audio_shape: Shape of a sample's audio: ``(samples,)`` of a waveform at 16 kHz, or the shape of its features.
         batch_size: Rows of a micro-batch of a script, as they were found: the largest of the step that is measured.
-        micro_batches: Micro-batches of a step of a script; None where nobody counted them.
+        micro_batches: Micro-batches of a step of a script; None where they were not counted.
         head: Path of the linear layer that makes the logits in a script's model; empty where the model itself names it
             (``get_output_embeddings``), None where no layer stands out.
         refused: Schemes that are worth trying on many scripts, and that refuse the model of this one.

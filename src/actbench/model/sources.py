@@ -9,7 +9,7 @@ from pathlib import Path
 
 @functools.cache
 def sources() -> str:
-    """Return a digest of actbench's own files: machines with equal digests measure alike."""
+    """Return a digest of actbench's own files: machines with equal digests measure the same."""
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for file in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".toml", ".cu")):

@@ -114,7 +114,7 @@ def signed(word: int) -> int:
 def words(seed: int | Tensor, first: int, count: int, device: torch.device) -> Tensor:
     """Return ``count`` random words of a seed from index ``first`` on: int64, all 64 bits random.
 
-    The seed is a number, or a tensor on the device, whose value nobody on the host reads.
+    The seed is a number, or a tensor on the device, whose value the host never reads.
     """
     state = _state(seed)
     # nothing but the callee holds the numbers, so that it frees them as it goes on
@@ -233,8 +233,8 @@ def _move_on(words: NDArray[np.uint64]) -> None:
 class _Seeds:
     """The fresh seeds of this process: consecutive numbers on each device.
 
-    Those of the first device that draws follow from the generator alone, so that processes which are seeded alike, each
-    with a device of its own, draw alike if they have the same rank.
+    Those of the first device that draws follow from the generator alone, so that processes which are seeded equally, each
+    with a device of its own, draw the same numbers if they have the same rank.
     """
 
     def __init__(self) -> None:
@@ -248,7 +248,7 @@ class _Seeds:
 
     @property
     def rank(self) -> int:
-        """By which number this process draws other seeds than others that were seeded alike; 0 for one alone."""
+        """By which number this process draws other seeds than others that were seeded equally; 0 for one alone."""
         if not (_HAS_GROUPS and distributed.is_initialized()):
             return 0
         known = self._place is not None and self._place[0] is distributed.group.WORLD
@@ -272,13 +272,13 @@ class _Seeds:
         with self._lock:
             seed, mark = mark_seeded(torch.default_generator)
             rank = self.rank
-            # Ranks are often seeded alike, and their errors must not be; rank 0 has the seeds of a process alone.
+            # Ranks are often seeded equally, and their errors must not be; rank 0 has the seeds of a process alone.
             self._start, self._follows = mixed(seed ^ rank) if rank else seed, (mark, rank)
             self._begun.clear()
             self._left.clear()
 
     def take(self, device: torch.device, count: int) -> Tensor:
-        """Return seeds that nobody else gets, int64 (count,) on the device."""
+        """Return seeds that are given out once, int64 (count,) on the device."""
         # who measures memory need not see these few bytes; a mode of fake tensors would make them fake
         with self._lock, torch._C._DisableTorchDispatch():
             following = self._following(device)
@@ -399,7 +399,7 @@ def begin() -> None:
 def draw_as(rank: int) -> None:
     """Let this process draw the seeds of a process of that rank, in the process group of now.
 
-    Processes that compute the same, as those that share layers do around these, must draw alike. It holds for all that
+    Processes that compute the same, as those that share layers do around these, must draw the same numbers. It holds for all that
     the process draws, until the process group ends.
     """
     _seeds.rank = rank

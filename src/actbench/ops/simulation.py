@@ -1,4 +1,4 @@
-"""What simulations see of a loop over pieces, of a step that is one kernel, and of a tensor that is made of others."""
+"""How simulations see a loop over pieces, a step that is one kernel, and a wrapper subclass."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ class Adapted(Protocol):
         ...
 
     def adapt(self, state: Any) -> None:
-        """Restore what :meth:`adapted` returned for a model built alike; raise a KeyError for another model's."""
+        """Restore what :meth:`adapted` returned for a model built equally; raise a KeyError for another model's."""
         ...
 
 

@@ -226,11 +226,11 @@ class SavedTensors:
         return self._shared(x, flat_of(x, layout), codec, layout, site)
 
     def _is_alone(self, plan: SitePlan) -> bool:
-        """Return whether nobody needs to know what a site packs, as nobody asked for it in a whole pass."""
+        """Return whether a site needs no table of shared tensors, as none was looked up in a whole pass."""
         return self._settled and not plan.shared
 
     def _may_be_at_once(self, plan: SitePlan, site: SiteState) -> bool:
-        """Return whether a plain tensor may be encoded as it lies: nobody asks for it or for its ranges."""
+        """Return whether a plain tensor may be encoded as it lies: its ranges are not asked for."""
         return (
             plan.encode is not None
             and (self._is_alone(plan) or self.dedup is None)
@@ -269,7 +269,7 @@ class SavedTensors:
     def _packed(self, x: Tensor, flat: Tensor, codec: Codec, layout: Layout, site: SiteState) -> Packed:
         """Encode the elements of a tensor."""
         if site.guarded and x.is_cuda and captures():
-            return self._left(x, "it may hold infinities, and nobody can look while a CUDA graph is captured")
+            return self._left(x, "it may hold infinities, and values cannot be read while a CUDA graph is captured")
         with torch.no_grad() if torch.is_grad_enabled() else _NOTHING:
             parts = codec.pack(flat, layout, site)
         if site.guarded and not isinstance(x, FakeTensor):  # a fake tensor has no values to check

@@ -73,12 +73,12 @@ def reasons(left: Iterable[Unreached]) -> str:
 
     Of places with one reason the first is named, and the others are counted.
     """
-    alike: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for place in left:
-        alike.setdefault(place.reason, []).append(place.path or place.kind)
+        groups.setdefault(place.reason, []).append(place.path or place.kind)
     return "; ".join(
         f"{first} and {len(others)} more: {reason}" if others else f"{first}: {reason}"
-        for reason, (first, *others) in alike.items()
+        for reason, (first, *others) in groups.items()
     )
 
 

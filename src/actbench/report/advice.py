@@ -136,11 +136,12 @@ def about_limits(records: Sequence[MeasuredRecord]) -> list[str]:
     reserved = [_RESERVED] if any((each.reserved_bytes or 0) > each.peak_bytes for each in outcomes) else []
     if len(told) <= _MOST_ALONE:
         return [text for _, text in told] + reserved
-    alike: dict[tuple[str, ...], list[MeasuredRecord]] = {}
+    groups: dict[tuple[str, ...], list[MeasuredRecord]] = {}
     for record, _ in told:
-        alike.setdefault(_alike(record), []).append(record)
+        groups.setdefault(_alike(record), []).append(record)
     return [
-        f"Too large{where} (limit {limit}): {names_of(rows, records)}{do}" for (limit, where, do), rows in alike.items()
+        f"Too large{where} (limit {limit}): {names_of(rows, records)}{do}"
+        for (limit, where, do), rows in groups.items()
     ] + reserved
 
 

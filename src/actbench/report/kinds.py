@@ -15,7 +15,6 @@ from typing import Any, Final, Generic, cast
 
 from actbench import plugins
 from actbench.errors import StoreError, UsageError
-from actbench.leftovers import temporary_folder
 from actbench.machine import machine
 from actbench.model.measured import MeasuredRecord
 from actbench.report import lines, render
@@ -23,6 +22,7 @@ from actbench.report.lines import RecordT
 from actbench.report.render import exports
 from actbench.report.store import Store, results_path
 from actbench.report.tables import Table, report_tables
+from actbench.tempfiles import temporary_folder
 
 BESIDE = (".md", ".csv")
 """Suffixes of the tables beside a results file."""
@@ -166,7 +166,7 @@ def kind_in(paths: Sequence[Path]) -> tuple[Kind[Any], list[Path]]:
     If a folder holds files of sweeps, only these count.
 
     Raises:
-        StoreError: A folder holds no results file, there are files of several kinds, or of a kind that nobody reads.
+        StoreError: A folder holds no results file, there are files of several kinds, or of an unknown kind.
     """
     found = {path: _names_at(path) for path in paths}
     for path, files in found.items():

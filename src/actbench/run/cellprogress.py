@@ -44,7 +44,7 @@ class _CellLines(ProgressLines):
         super().doing(text)
         self._tell(f"{text} …")
 
-    def said(self, case: Case, text: str) -> None:
+    def noted(self, case: Case, text: str) -> None:
         """Show the text."""
         self._note(case, text)
 

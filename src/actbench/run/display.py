@@ -26,7 +26,7 @@ from actbench.report.plain import plain
 from actbench.run.memorypanel import SeenMemory, memory_panel
 from actbench.run.pace import Paces
 from actbench.run.progress import Progress, names_among
-from actbench.run.progresslines import ProgressLines, said
+from actbench.run.progresslines import ProgressLines, verdict
 from actbench.units import counted, format_bytes, format_seconds
 
 _ROWS_KEPT_FREE = 7  # for the table's frame, its head, the bar and the line below it
@@ -169,7 +169,7 @@ class LiveTable(Progress):
 
     def tried(self, case: Case, batch_size: int, fits: bool) -> None:
         """Show the batch that was tried last."""
-        self._rows[case].state = f"batch {batch_size} {said(fits)}"
+        self._rows[case].state = f"batch {batch_size} {verdict(fits)}"
 
     def finished(self, case: CaseData, outcome: OutcomeData) -> None:
         """Show how the case ended."""
@@ -185,7 +185,7 @@ class LiveTable(Progress):
         """Show the text below the bar for as long as no case is at work."""
         self._doing = text
 
-    def said(self, case: Case, text: str) -> None:
+    def noted(self, case: Case, text: str) -> None:
         """Write the text above the table."""
         self.message(f"{self._names.get(case, case.title)}: {text}")
 
@@ -238,14 +238,14 @@ class LiveMemoryTable(LiveTable):
             if case in self._seen:
                 self._seen[case].add(report)
 
-    def said(self, case: Case, text: str) -> None:
+    def noted(self, case: Case, text: str) -> None:
         """Show the text below the memory of the case, in place of the one before."""
         with self._lock:
             seen = self._seen.get(case)
             if seen is not None:
                 seen.said = text
         if seen is None:
-            super().said(case, text)
+            super().noted(case, text)
 
     def tried(self, case: Case, batch_size: int, fits: bool) -> None:
         """Show the batch that was tried last."""

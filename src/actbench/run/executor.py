@@ -158,7 +158,7 @@ class Machines(Protocol):
 
     @property
     def elsewhere(self) -> bool:
-        """Whether other machines measure, whose devices nobody knows here, and whose rows all count."""
+        """Whether other machines measure, whose devices are unknown here, and whose rows all count."""
 
     def check(self, cases: Sequence[Case], needed: Callable[[Case], int]) -> None:
         """Raise a UsageError where they cannot be of use for these cases."""

@@ -54,7 +54,7 @@ class CaseSession:
         self._worked_seconds = 0.0
         self.died = False
         self.tried: Callable[[int, bool], object] = lambda batch_size, fits: None
-        self.said: Callable[[str], object] = lambda text: None
+        self.note: Callable[[str], object] = lambda text: None
         self.reported: Callable[[LiveMemory], object] = lambda report: None
 
     def memory(self) -> Measurement | Failure:
@@ -140,7 +140,7 @@ class CaseSession:
         elif isinstance(news, LiveMemory):
             self.reported(news)
         else:
-            self.said(news.text)
+            self.note(news.text)
 
     def _note(self, rank: int, report: Report) -> None:
         self.died |= report.died

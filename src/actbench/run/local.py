@@ -178,7 +178,7 @@ class _Unit:
     def open(self, case: Case, *, is_trial: bool = False) -> CaseSession:
         """Start what measures a case, unless the work was stopped."""
         session = self._executor.open(case, self._gpu, is_trial=is_trial)
-        session.said = partial(self._progress.said, case)
+        session.note = partial(self._progress.noted, case)
         session.reported = partial(self._progress.reported, case)
         with self._lock:
             self._sessions.append(session)
@@ -218,19 +218,19 @@ class ThisMachine:
 def chosen_gpus(jobs: int | None, progress: Progress) -> tuple[str | None, ...]:
     """Return the names in ``CUDA_VISIBLE_DEVICES`` of the GPUs that measure: ``jobs`` of them, or else the first.
 
-    Only GPUs of the first one's kind count, since speeds of others cannot be compared with its. Where there is one GPU
+    Only GPUs of the first one's kind count, since speeds of other kinds cannot be compared with its. Where there is one GPU
     or none, it is None: what is visible here.
     """
     found = find_gpus()
     if len(found) < 2 or found[0].uuid is None:
         return (None,)
-    alike = [gpu.uuid for gpu in found if _kind(gpu) == _kind(found[0]) and gpu.uuid is not None]
-    if jobs is not None and jobs > len(alike) and len(alike) < len(found):
+    same_kind = [gpu.uuid for gpu in found if _kind(gpu) == _kind(found[0]) and gpu.uuid is not None]
+    if jobs is not None and jobs > len(same_kind) and len(same_kind) < len(found):
         progress.message(
-            f"{len(alike)} of {len(found)} GPUs measure, those that are {found[0].name}: speeds of different GPUs are "
+            f"{len(same_kind)} of {len(found)} GPUs measure, those that are {found[0].name}: speeds of different GPUs are "
             "not compared; CUDA_VISIBLE_DEVICES chooses others"
         )
-    return tuple(alike[: jobs or 1])
+    return tuple(same_kind[: jobs or 1])
 
 
 def _kind(gpu: Gpu) -> tuple[str, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Final, TextIO
 
-from actbench.leftovers import temporary_folder
+from actbench.tempfiles import temporary_folder
 
 _NAMES: Final = ("out", "err")
 _LOOK_SECONDS: Final = 0.05

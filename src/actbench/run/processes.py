@@ -263,7 +263,7 @@ class ForkServer:
 
 
 def deadline_after(seconds: float | None) -> float | None:
-    """Return the moment, of :func:`time.monotonic`, that is so far away; None for none."""
+    """Return the deadline by :func:`time.monotonic`, or None."""
     return None if seconds is None else time.monotonic() + min(seconds, LONGEST_SECONDS)
 
 

@@ -47,7 +47,7 @@ class Progress:
     def planned(self, cases: Sequence[CaseData], jobs: int = 1, *, more: bool = False) -> None:
         """These cases will be run, simulated ones up to ``jobs`` at a time; no other case is reported from now on.
 
-        ``more`` is whether nobody knows yet how many will follow, as in a search.
+        ``more`` is whether an unknown number will follow, as in a search.
         """
 
     def started(self, case: CaseData, steps: int = 0, done: int = 0) -> None:
@@ -71,7 +71,7 @@ class Progress:
     def stepped(self, done: int, loss: float) -> None:
         """The training run took one more step, ``done`` so far."""
 
-    def said(self, case: Case, text: str) -> None:
+    def noted(self, case: Case, text: str) -> None:
         """Something that the user should know of the case, such as that a simulated step takes long."""
 
     def reported(self, case: Case, report: LiveMemory) -> None:

@@ -1,6 +1,6 @@
 """Progress as lines of text, for a pipe: one for each case that ends, and at least one every ten seconds.
 
-Of the cases of a search and of trials of batches, of which nobody knows how many follow, there is one a second at most.
+Of the cases of a search and of trials of batches, whose number is unknown, there is one line a second at most.
 """
 
 from __future__ import annotations
@@ -135,9 +135,9 @@ class ProgressLines(Progress):
     def tried(self, case: Case, batch_size: int, fits: bool) -> None:
         """Tell how the trial ended."""
         with self._lock:
-            self._tell(f"{self._name(case)}: batch {batch_size} {said(fits)}{self._times()}")
+            self._tell(f"{self._name(case)}: batch {batch_size} {verdict(fits)}{self._times()}")
 
-    def said(self, case: Case, text: str) -> None:
+    def noted(self, case: Case, text: str) -> None:
         """Write the text."""
         self._note(case, text)
         self.message(f"{self._name(case)}: {text}")
@@ -238,6 +238,6 @@ class ProgressLines(Progress):
         self._console.print(Text(plain(text)), soft_wrap=True)
 
 
-def said(fits: bool) -> str:
+def verdict(fits: bool) -> str:
     """Return whether a batch fits, in words."""
     return "fits" if fits else "does not fit"

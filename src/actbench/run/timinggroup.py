@@ -1,4 +1,4 @@
-"""Timing groups: cases that are compared, measured one at a time and timed in rounds, so that drift hits all alike."""
+"""Timing groups: cases that are compared, measured one at a time and timed in rounds, so that drift hits all of them."""
 
 from __future__ import annotations
 

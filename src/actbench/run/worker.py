@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pydantic import TypeAdapter
 
-from actbench import errors, livememory, longsteps
+from actbench import errors, livememory, slowsteps
 from actbench.machine import available_memory_bytes
 from actbench.model.data import Data
 from actbench.model.measured import Measurement
@@ -129,9 +129,9 @@ def _work_case(frames: Frames, bench: Bench, asked: CaseRequest) -> None:
         say = lambda text: _answer(frames, Said(text=text))  # noqa: E731
         live = (lambda report: _answer(frames, report)) if asked.is_live else None
         printing = printing_to(asked.printed) if asked.printed else nullcontext()
-        with longsteps.told_to(say), livememory.told_to(live), printing:
+        with slowsteps.report_to(say), livememory.report_to(live), printing:
             session = open_session(case, **beside)
-            session.said = say
+            session.note = say
             session.ends_at = math.inf if asked.seconds is None else began + asked.seconds
             session.tried = lambda batch_size, fits: _answer(frames, Tried(batch_size=batch_size, fits=fits))
             found = session.memory()
@@ -243,7 +243,7 @@ def _raised(error: BaseException) -> Raised:
     kind = next((kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__), None)
     return Raised(
         kind=kind,
-        message=errors.encodable(str(error)) if kind else errors.told(error),
+        message=errors.encodable(str(error)) if kind else errors.message_of(error),
         trace=errors.encodable("".join(traceback.format_exception(error))),
         out_of_memory=any(map(errors.is_out_of_memory, _causes(error))),
     )

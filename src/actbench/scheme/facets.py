@@ -52,7 +52,7 @@ class Spread(Facet):
 
 @dataclass(frozen=True)
 class Periodic(Facet):
-    """Equal blocks in a row are not changed alike; the pattern repeats after ``blocks`` blocks."""
+    """Equal blocks in a row are not changed in the same way; the pattern repeats after ``blocks`` blocks."""
 
     blocks: int
 

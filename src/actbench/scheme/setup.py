@@ -14,8 +14,8 @@ from actbench.errors import MeasurementError, ModelError, check_argument
 from actbench.model.records import Built, Phase, Site, Unreached
 from actbench.scheme.checks import innermost, refuse_unsteppable
 from actbench.scheme.conditions import Limits, Precision, Processes
-from actbench.scheme.heldover import HeldOver
 from actbench.scheme.microbatches import Batch, MicroBatch, MicroBatching
+from actbench.scheme.retainedoutputs import RetainedOutputs
 from actbench.scheme.wrapped import HoldsGradients, StepsInBackward
 from actbench.units import counted
 
@@ -60,7 +60,7 @@ class TrainingSetup:
         limits: Where the setup, as schemes have changed it, does not work.
         expandable_segments: Whether torch's CUDA allocator uses expandable segments.
         keeps_gradients: Whether gradients stay after a step, as zeros.
-        held_over: What its loop holds from the step before into a forward pass; None where it frees that in time.
+        retained_outputs: What its loop holds from the step before into a forward pass; None where it frees that in time.
         sites: What schemes changed, in the order of the model.
         unreached: Places that a reader may expect to be changed, and that are not.
         warnings: What has to be said beside every figure of it: that something is only simulated, say.
@@ -78,7 +78,7 @@ class TrainingSetup:
     limits: Limits = field(default_factory=Limits)
     expandable_segments: bool = False
     keeps_gradients: bool = False
-    held_over: HeldOver | None = None
+    retained_outputs: RetainedOutputs | None = None
     sites: tuple[Site, ...] = ()
     unreached: tuple[Unreached, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -100,7 +100,7 @@ class TrainingSetup:
             module: The new module.
             sites: What changed in the module, with paths inside it.
             unreached: What a reader may expect to be changed, and is not; paths as in ``sites``.
-            by: The part of the scheme, without its sites; None if nobody checks that the change acts.
+            by: The part of the scheme, without its sites; None if the change is not checked to act.
         """
         sites = tuple(site.model_copy(update={"path": self.path_of(site.path)}) for site in sites)
         unreached = tuple(left.model_copy(update={"path": self.path_of(left.path)}) for left in unreached)
@@ -195,7 +195,7 @@ class TrainStep:
         return self._waiting
 
     def skip(self, count: int) -> None:
-        """Leave out the passes of the next micro-batches: whoever watches the step knows what they do."""
+        """Leave out the passes of the next micro-batches: an observer of the step knows what they do."""
         del self._waiting[:count]
 
     @property

@@ -2,7 +2,7 @@
 
 The rules are those of ``c10/cuda/CUDACachingAllocator.cpp`` on one stream, with default settings. Requests above 1 MiB
 are cut from other segments than smaller ones. The smallest free block that is large enough serves a request, and its
-rest stays free. Free neighbours are joined. When the device is full, wholly free segments are returned to it. Memory
+rest stays free. Free neighbours are joined. When the device is full, segments that are fully free are returned to it. Memory
 can thus run out while enough of it is free, in pieces that are too small.
 
 With ``expandable_segments:True`` segments grow. A pool has one: a range of addresses an eighth longer than the device's
@@ -143,7 +143,7 @@ class CachingAllocator:
         return Block(amount, self._segments * _FAR, small)
 
     def give_back(self) -> None:
-        """Give the device what is wholly free."""
+        """Return fully free segments to the driver."""
         for small, free in self._free.items():
             whole = [entry for entry in free if entry[2].before is None and entry[2].after is None]
             self.reserved_bytes -= sum(size for size, _, _ in whole)

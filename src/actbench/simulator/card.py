@@ -11,7 +11,7 @@ from contextvars import ContextVar
 
 import torch
 
-from actbench.device.card import believed
+from actbench.device.card import simulated_device
 from actbench.device.hooks import answered
 from actbench.device.properties import Counters
 from actbench.simulator.operators import card_operators, cpu_operators
@@ -33,7 +33,7 @@ CARD = torch.device("cuda", 0)
 
 
 class _Uncounted(Counters):
-    """A card whose bytes nobody counts yet."""
+    """A card whose bytes are not counted yet."""
 
     def __init__(self, profile: DeviceProfile) -> None:
         self.name, self.total_bytes, self.devices = profile.name, profile.memory_bytes, 1
@@ -90,7 +90,7 @@ def simulated(
             counters = counters or _Uncounted(profile)
             stack.enter_context(answered(counters.devices))
             stack.enter_context(card_operators(profile))
-            stack.enter_context(believed(counters, note))
+            stack.enter_context(simulated_device(counters, note))
         else:
             stack.enter_context(cpu_operators())
         yield

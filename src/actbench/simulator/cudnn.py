@@ -1,6 +1,6 @@
 """What cuDNN's convolutions need in addition to their operands: copies for tensor cores, or transformed tiles.
 
-cuDNN tells nobody its choice of a kernel; these are the choices of cuDNN 9 on an H200, for ResNets and DenseNets in
+cuDNN does not report which kernel it chose; these are the choices of cuDNN 9 on an H200, for ResNets and DenseNets in
 float32 (which it computes in TF32). Kernels for tensor cores read images with channels last. Images in another layout,
 or with a number of channels that does not fill 16 bytes, are copied with the weight and the output. A kernel of one
 pixel without strides is a product of matrices, which needs no copy if planes are large.

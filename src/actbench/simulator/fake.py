@@ -31,14 +31,14 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from actbench.device.patches import replaced
 from actbench.errors import UntraceableError
 from actbench.simulator import known
-from actbench.simulator.recalled import RecallingMode
+from actbench.simulator.cachingmode import CachingFakeMode
 
 _HOST = torch.device("cpu")
 
 
 def fake_mode() -> FakeTensorMode:
     """Return a new fake tensor mode that also accepts real tensors, and makes them fake."""
-    return RecallingMode()
+    return CachingFakeMode()
 
 
 _REMEDY = "measure it with --meter cpu or --meter cuda; a program converts it without an example batch"

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch._subclasses.fake_tensor import FakeTensor
 
-from actbench.simulator.recipes import Twin, form, is_alike
+from actbench.simulator.opcache import NewTensor, has_equal_metadata, signature
 
 
 class Few(NamedTuple):
@@ -25,8 +25,10 @@ class Few(NamedTuple):
         """Return the result of the whole lists from that of the shorter ones; NotImplemented if they must run."""
         if result is None:  # the operator wrote to its first list
             return None
-        makes = [Twin.of(leaf, None, 0) for leaf in result]
-        if not all(is_alike(make(leaf.fake_mode, (), 0), leaf) for make, leaf in zip(makes, result, strict=True)):
+        makes = [NewTensor.of(leaf, None, 0) for leaf in result]
+        if not all(
+            has_equal_metadata(make(leaf.fake_mode, (), 0), leaf) for make, leaf in zip(makes, result, strict=True)
+        ):
             return NotImplemented
         return type(result)(makes[place](result[0].fake_mode, (), 0) for place in self.places)
 
@@ -49,4 +51,4 @@ def few(func: Any, args: tuple[Any, ...]) -> Few | None:
 
 
 def _form(value: Any) -> tuple[Any, ...]:
-    return form(value) if isinstance(value, FakeTensor) else (type(value), value)
+    return signature(value) if isinstance(value, FakeTensor) else (type(value), value)

@@ -20,7 +20,7 @@ _OF_SEVERAL = (
 
 
 def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """Torch's form composes it of others, and takes no bfloat16 to be returned in float32."""
+    """Torch's form decomposes it, and takes no bfloat16 to be returned in float32."""
     return x.new_empty(x.shape, dtype=torch.float32 if half_to_float else x.dtype)
 
 

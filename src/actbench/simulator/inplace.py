@@ -1,7 +1,7 @@
 """Which results of a backward pass replace a tensor that a real step changes in place.
 
 Under a dispatch mode, such as that of a simulation, torch's formulas of derivatives and its engine make a new tensor
-where they otherwise change one that nobody else refers to: the sum of two gradients, and zeros into which the gradient
+where they otherwise change one without other references: the sum of two gradients, and zeros into which the gradient
 of ``topk`` or ``gather`` is scattered.
 """
 

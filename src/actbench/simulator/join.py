@@ -5,7 +5,7 @@ all that is outside of the blocks from the trace without an action. Storages tha
 frees are freed where the last of those lets go that hold them in this plan:
 
 - What a block's backward pass still frees is held by the block itself: its own action says when.
-- A result of a block, and what is allocated before the blocks, is held by whoever calls the blocks, and by those blocks
+- A result of a block, and what is allocated before the blocks, is held by the caller of the blocks, and by those blocks
   whose action keeps it. The backward pass of the first of these is the last to run.
 - A gradient is freed by the block before, as its action says.
 - What only an action allocates, such as a copy on its way to host memory, is freed by the next block of this action;
@@ -122,8 +122,8 @@ class _Cut:
     def counterpart(self, other: _Cut, name: int) -> int | None:
         """Return the storage that stands here for one of another trace."""
         role, number = other._role[name]
-        alike = self._alike.get(role, ())
-        return alike[number] if number < len(alike) else None
+        equal = self._alike.get(role, ())
+        return equal[number] if number < len(equal) else None
 
 
 class Joiner:
@@ -286,16 +286,16 @@ class _Join:
 
     def _freed_from_before(self, cut: _Cut, name: int, amount: int) -> Iterator[Event]:
         """Free what was alive before the step, such as what a loop holds of the step before."""
-        alike = self._before.get(cut.size[name], [])
-        if not amount and alike:
-            yield self._name(self._base, alike.pop(0)), 0
+        equal = self._before.get(cut.size[name], [])
+        if not amount and equal:
+            yield self._name(self._base, equal.pop(0)), 0
 
     def _freed_after_passes(self, name: int) -> Iterator[Event]:
         """Free what the passes left: gradients, unless the step leaves them to the next one."""
         maker = self._of(self._base.made[name])
         same = name if maker is self._base else maker.counterpart(self._base, name)
-        alike = [] if same is None else [self._name(maker, same)]
-        for joined in alike if self._base.trace.follows else [*self._held]:
+        equal = [] if same is None else [self._name(maker, same)]
+        for joined in equal if self._base.trace.follows else [*self._held]:
             if self._held.get(joined, BEFORE) not in (BEFORE, STATE, OPTIMIZER):
                 yield joined, 0
 
@@ -320,7 +320,7 @@ class _Join:
             return freed
         later = self._labels[self._rank[label] + 1 : -2]
         after = next((each for each in later if each.block >= 0 and self._of(each) is cut), None)
-        if freed[0] == TOP:  # whoever calls the blocks holds it, as autocast its casts of weights until the pass ends
+        if freed[0] == TOP:  # the caller of the blocks holds it, as autocast its casts of weights until the pass ends
             return TOP, self._place(cut, *freed)
         if label.kind == "forward":
             return (TOP, _FIRST) if after is None else (after, _FIRST)

@@ -99,7 +99,7 @@ def keep(fake: FakeTensor, value: Tensor, views: _Views | None = None) -> None:
 
 
 def value_of(tensor: Any) -> Tensor | None:
-    """Return the value of a tensor, as a real tensor not to be changed; None if nobody knows it."""
+    """Return the value of a tensor, as a real tensor not to be changed; None if it is unknown."""
     if not isinstance(tensor, FakeTensor):
         return tensor if isinstance(tensor, Tensor) and type(tensor) is Tensor and not tensor.is_meta else None
     found: _Known | None = vars(tensor).get(NAME)
@@ -107,7 +107,7 @@ def value_of(tensor: Any) -> Tensor | None:
 
 
 def integers(tensor: Tensor, unknown: str) -> list[int]:
-    """Return the values of a tensor of integers; an UntraceableError with the text ``unknown`` if nobody knows them."""
+    """Return the values of a tensor of integers; an UntraceableError with the text ``unknown`` if they are unknown."""
     value = value_of(tensor)
     if value is None:
         raise UntraceableError(unknown)
@@ -189,7 +189,7 @@ def _may_be_kept(tensor: Tensor) -> bool:
 
 
 def _forget(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Forget the values that an operator changes in a way that nobody follows."""
+    """Forget the values that an operator changes in a way that is not followed."""
     named = dict(zip((each.name for each in func._schema.arguments), args, strict=False)) | dict(kwargs)
     for each in func._schema.arguments:
         if each.alias_info is not None and each.alias_info.is_write:

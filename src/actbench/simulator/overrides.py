@@ -72,10 +72,10 @@ class _PicturesShown(TorchFunctionMode):
 
 
 @contextmanager
-def values_read(module: nn.Module) -> Iterator[None]:
-    """Inside the block, let models that look for pictures of zeros, which are padding, find none among fake ones.
+def known_scalars(module: nn.Module) -> Iterator[None]:
+    """Let ``torch.tensor`` take fake scalars with known values, and models find no padding among fake pictures.
 
-    ``torch.tensor`` takes fake numbers whose values are known.
+    Models such as Llava look for pictures of zeros, which are padding.
     """
 
     def taking(tensor: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +90,7 @@ def _number(leaf: Any) -> Any:
     return leaf.item() if isinstance(leaf, FakeTensor) and not leaf.dim() else leaf
 
 
-def numbers_drawn() -> AbstractContextManager[None]:
+def no_layerdrop_draws() -> AbstractContextManager[None]:
     """Inside the block, let ``torch.rand([])`` return 1.
 
     transformers up to 5.17 evaluates ``rand([]) < layerdrop`` even if ``layerdrop`` is 0. On a fake tensor that raises,
@@ -135,7 +135,7 @@ def chances(module: nn.Module) -> tuple[str, ...]:
     return tuple(sorted(set(told)))
 
 
-def steady(module: nn.Module) -> AbstractContextManager[None]:
+def deterministic(module: nn.Module) -> AbstractContextManager[None]:
     """Inside the block, switch off LayerDrop and SpecAugment.
 
     LayerDrop draws the layers to skip anew in each step, so no two steps would need the same memory.

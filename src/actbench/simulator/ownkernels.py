@@ -93,7 +93,7 @@ def _promoted(args: Any, result: Any) -> int:
 
 
 def _unfolded(args: Any, result: Tensor) -> int:
-    """The result begins with the size of the input, and is allocated anew if that is too little; see ``untold``."""
+    """The result begins with the size of the input, and is allocated anew if that is too little; see ``hiddenmemory``."""
     return uncontiguous(args[0]) + (bytes_of(args[0]) if result.numel() > args[0].numel() else 0)
 
 

@@ -27,7 +27,7 @@ def composites() -> dict[str, Callable[..., Any]]:
 
 
 def numbers(lengths: Tensor) -> list[int]:
-    """Return the values of lengths or batch sizes; an UntraceableError if nobody knows them."""
+    """Return the values of lengths or batch sizes; an UntraceableError if they are unknown."""
     return known.integers(lengths, _UNKNOWN)
 
 

@@ -32,7 +32,7 @@ def is_on_card(tensor: Any) -> bool:
 
 
 def is_card(device: Any) -> bool:
-    """Return whether a device, in any of the forms that torch takes, is the card; a number is one of its kind.
+    """Return whether a device, in any form that torch takes, is the card; a bare index names a CUDA device.
 
     Raises:
         torch.AcceleratorError: It is a card that is not there.
@@ -49,6 +49,6 @@ def is_card(device: Any) -> bool:
     return True
 
 
-def is_made_of_others(tensor: Any) -> bool:
+def is_wrapper_subclass(tensor: Any) -> bool:
     """Return whether a value is a tensor without memory of its own, such as a quantized one or a DTensor."""
     return hasattr(tensor, "__tensor_flatten__") and not isinstance(tensor, FakeTensor)

@@ -68,7 +68,7 @@ class Pools:
         return sum(each.reserved_bytes for each in self._of.values())
 
     def give_back(self) -> None:
-        """Give the device what is wholly free."""
+        """Return fully free segments to the driver."""
         for each in self._of.values():
             each.give_back()
 
@@ -79,7 +79,7 @@ class Pools:
         return self._of[stream]
 
     def allocate(self, stream: str, name: int, amount: int) -> bool:
-        """Return whether a request is served; where the device is full, all streams give back what is wholly free."""
+        """Return whether a request is served; where the device is full, all streams return their free segments."""
         pool = self.of(stream)
         pool.limit_bytes = self.limit_bytes - self.reserved_bytes + pool.reserved_bytes
         try:

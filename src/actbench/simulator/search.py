@@ -31,7 +31,7 @@ def largest_batch(
     return _Search(meter, step, tried, most).result(batch_size, reading)
 
 
-_FORETELLINGS = 3
+_MAX_PREDICTIONS = 3
 """How often the largest batch is predicted, each time from steps nearer to it, before steps alone find it."""
 
 
@@ -47,10 +47,10 @@ class _Search:
         self._note(batch_size, reading)
         fixed = (0, reading.weights_bytes + (reading.gradients_bytes or 0) + (reading.optimizer_bytes or 0))
         guess = search.predict(fixed, (batch_size, self._trials[batch_size].needed_bytes or 1), self._limit)
-        for _ in range(_FORETELLINGS):
+        for _ in range(_MAX_PREDICTIONS):
             batch = min(max(guess or 1, 1), self._most - 1)
             self._try(max(batch, 1) + (batch in self._trials))  # or its neighbour
-            if self._foretell():
+            if self._predict():
                 break
             first, second = self._nearest()
             guess = search.predict(first, second, self._limit)
@@ -59,8 +59,8 @@ class _Search:
         seconds = self._seconds.get(found.batch_size)
         return found.model_copy(update={"trials": len(self._trials) - 1, "estimated_step_seconds": seconds})
 
-    def _foretell(self) -> bool:
-        """Foretell the largest batch from the steps nearest to it and try that and its neighbour, if those are alike.
+    def _predict(self) -> bool:
+        """Predict the largest batch from the steps nearest to it and try that and its neighbour, if those are equal.
 
         Returns whether the neighbours prove the prediction.
         """

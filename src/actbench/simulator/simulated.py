@@ -11,7 +11,7 @@ from typing import Final
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from actbench import livememory, longsteps
+from actbench import livememory, slowsteps
 from actbench.errors import UntraceableError
 from actbench.measuring.meters import footprint, watch as watching
 from actbench.measuring.meters.meter import MemoryReading, Meter, MeterKind, at_once, forward_alone, held_by_cycles
@@ -134,7 +134,7 @@ class SimulatedMeter(Meter):
             made=watch.made if watch else lambda name, func: None,
         )
         repeated, parameters = repeated_by(recorder.repeating), step.setup.module.parameters()
-        followed = longsteps.followed(parameters, lambda: step.phase)
+        followed = slowsteps.followed(parameters, lambda: step.phase)
         if (live := livememory.listening()) is not None:
             live.follow(where=lambda: (None, step.phase), limit=lambda: self.memory_bytes)
         marks = BlockMarks(step.setup.module, self.blocks or (), tracker, recorder)
@@ -294,7 +294,7 @@ def _settle(step: TrainStep, tracker: StorageTracker) -> tuple[int, int] | None:
     if isinstance(step.optimizer, StepsInBackward):
         step()  # the backward pass makes its state
         settle_state(tracker)
-    elif step.setup.held_over:
+    elif step.setup.retained_outputs:
         step.backward(step.forward())
         step.abandon()
     return forward_alone(step, lambda: tracker.live_bytes)

@@ -77,8 +77,8 @@ class MicroPasses:
     def _leave_out(self, *begun: _Begun) -> None:
         """Leave out micro-batches that would repeat what two in a row did; ``begun`` has the beginnings of these."""
         _, first, second, now = begun
-        alike = [first.part, now.part, *self._step.waiting]
-        times = sum(1 for _ in takewhile(lambda part: _form(part) == _form(second.part), alike)) - 2
+        parts = [first.part, now.part, *self._step.waiting]
+        times = sum(1 for _ in takewhile(lambda part: _form(part) == _form(second.part), parts)) - 2
         if times > 0 and self._did(*begun[:3]) == self._did(*begun[1:]):
             self._step.skip(times)
             self._repeat(first, second, now, times)

@@ -197,7 +197,7 @@ class _Repeated:
     def __init__(self, trace: Trace, places: Sequence[int]) -> None:
         self._trace, self._places, self._keys = trace, places, trace.keys()
         self._names: dict[tuple[Label, int], int] = {}
-        self._left: dict[tuple[Label, object], list[int]] = {}  # what segments leave, by what is alike in two blocks
+        self._left: dict[tuple[Label, object], list[int]] = {}  # what segments leave, by what is equal in two blocks
         self._alike: dict[int, object] = {}
         sizes, freed = dict[int, int](), dict[int, Label]()  # by the passes; gradients of weights stay until the update
         for label, segment in trace.segments.items():

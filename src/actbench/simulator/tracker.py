@@ -19,15 +19,15 @@ from actbench.measuring.meters import footprint
 from actbench.measuring.meters.peak import Communicated, Event
 from actbench.measuring.meters.stepevents import HostEvent
 from actbench.ops.simulation import plain_tensors
-from actbench.simulator import untold
+from actbench.simulator import hiddenmemory
 from actbench.simulator.caching import round_up
+from actbench.simulator.cachingmode import asks_device, tensors_of
 from actbench.simulator.cublas import NONE, Workspaces
 from actbench.simulator.fake import asks_for_device
 from actbench.simulator.inplace import InPlace
 from actbench.simulator.operators import composite
 from actbench.simulator.places import is_on_card
 from actbench.simulator.products import OF_MATRICES
-from actbench.simulator.recalled import asks_device, tensors_of
 
 Temporaries = Callable[[Any, tuple[Any, ...], Any], int]
 """From an operator, its arguments and its result to the bytes that it also needs while it runs."""
@@ -107,16 +107,16 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._on_host: set[int] = set()
         self._names = 0
         self.communicated = Communicated()
-        self._untold = ExitStack()
+        self._hidden = ExitStack()
         self._live = livememory.listening()
 
     def __enter__(self) -> Self:
         super().__enter__()  # type: ignore[no-untyped-call]
-        self._untold.enter_context(untold.told(self._resized, self._count_states))
+        self._hidden.enter_context(hiddenmemory.reported(self._resized, self._count_states))
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._untold.close()
+        self._hidden.close()
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     @classmethod
@@ -142,7 +142,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func in OF_MATRICES:
             in_backward = torch._C._current_graph_task_id() >= 0
             self._keep(self._workspaces.kept_by(func, args, kwargs or {}, result, in_backward=in_backward))
-        untold.leave(func, args, result)
+        hiddenmemory.leave(func, args, result)
         if self._observe is not None:
             self._observe(func, args, kwargs or {}, result)
         found = tensors_of(result)
@@ -185,7 +185,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._raise_peak()
 
     def _settle(self) -> None:
-        """Count what replaces a tensor only now, when that is freed, if nobody else refers to it."""
+        """Count a replacement when the replaced tensor is freed, if that has no other reference."""
         if self._replacement is None:
             return
         (storage, func, place), self._replacement = self._replacement, None

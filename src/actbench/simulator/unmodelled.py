@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from actbench.simulator import recurrent, temporaries
+from actbench.simulator.cachingmode import tensors_of
 from actbench.simulator.profiles import DeviceProfile
-from actbench.simulator.recalled import tensors_of
 
 aten = torch.ops.aten
 

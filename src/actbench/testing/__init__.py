@@ -1,4 +1,4 @@
-"""The contract that every scheme fulfils, for the tests of whoever writes one."""
+"""The contract that every scheme fulfils, for the tests of its author."""
 
 from __future__ import annotations
 

@@ -26,7 +26,6 @@ from actbench.testing.subject import (
     loss_of,
     plain_gradient,
     plain_trace,
-    said,
     small_batch,
 )
 
@@ -56,16 +55,18 @@ def forward(subject: Subject) -> None:
             "compute the same; numbers drawn from torch's generator change the masks of dropout (draw noise by "
             "actbench.ops.noise)"
         )
-    alike = all(part.card.draws_alike for part in parts_in(subject.scheme))  # else masks alone may be what differs
-    if lossy and alike and torch.equal(found, exact):
+    draws_equal = all(
+        part.card.draws_alike for part in parts_in(subject.scheme)
+    )  # else masks alone may be what differs
+    if lossy and draws_equal and torch.equal(found, exact):
         raise AssertionError("a LossyForward is declared, and the loss is exact to the bit")
 
 
 def gradient(subject: Subject) -> None:
     """Check the gradients of one step."""
     setup = subject.changed()
-    alike = subject.scheme.gradient != "exact" or all(part.card.draws_alike for part in parts_in(subject.scheme))
-    found = gradients(setup, subject.batch, dropout=alike)
+    draws_equal = subject.scheme.gradient != "exact" or all(part.card.draws_alike for part in parts_in(subject.scheme))
+    found = gradients(setup, subject.batch, dropout=draws_equal)
     missing = [name for name, p in setup.module.named_parameters() if p.requires_grad and name not in found]
     if missing:
         raise AssertionError(f"{len(missing)} parameters have no gradient, such as {missing[0]}")
@@ -73,7 +74,7 @@ def gradient(subject: Subject) -> None:
     if bad:
         raise AssertionError(f"the gradients of {len(bad)} of {len(found)} parameters are not finite, such as {bad[0]}")
     if subject.scheme.gradient == "exact" and not subject.trains_others:
-        off = distance(flat(found), plain_gradient(subject.case, alike))
+        off = distance(flat(found), plain_gradient(subject.case, draws_equal))
         if not off < ROUNDING:
             raise AssertionError(f"declared exact, and {off:.2e} of the exact gradient's norm away from it")
 
@@ -211,8 +212,8 @@ def compilation(subject: Subject) -> None:
     try:
         draws = torch.stack([_compiled(changed, run, batch) for _ in range(DRAWS)])
     except Exception as error:  # a compiler wraps what a model raises
-        if ConversionError.__name__ not in said(error):
-            raise AssertionError(f"it fails under torch.compile, without a reason: {said(error)}") from error
+        if ConversionError.__name__ not in message_of(error):
+            raise AssertionError(f"it fails under torch.compile, without a reason: {message_of(error)}") from error
         return
     finally:
         torch._dynamo.reset()

@@ -169,7 +169,7 @@ def loss_of(setup: TrainingSetup, batch: Batch) -> Tensor:
     return setup.forward(batch).detach()
 
 
-def said(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return the messages of an error and of those that led to it: compilers wrap what a model raises."""
     found: list[Any] = [error]
     while found[-1] is not None:

@@ -20,7 +20,7 @@ from actbench.scheme.conditions import Precision
 from actbench.scheme.microbatches import Batch, rows_of, shapes
 from actbench.scheme.setup import Loss, MakeOptimizer, TrainingSetup
 from actbench.simulator.fake import fake_mode, to_fake, without_memory
-from actbench.simulator.overrides import full_rows, values_read
+from actbench.simulator.overrides import full_rows, known_scalars
 from actbench.workload import base, losses
 from actbench.workload.base import seeded
 from actbench.workload.optimizers import make_optimizer
@@ -112,7 +112,7 @@ class FunctionWorkload(base.Workload):
         return {key: tree_map(self._input, value) for key, value in batch.items()}
 
     def _check_size(self, batch: Batch, make_batch: Callable[[int], Batch], batch_size: int, seed: int) -> None:
-        """Raise a ModelError if a batch of another size has the same shapes: then nobody knows what n means."""
+        """Raise a ModelError if a batch of another size has the same shapes: then the meaning of n is unknown."""
         found = _sizes(batch)
         if not found or any(batch_size in size for size in found):
             return
@@ -181,7 +181,7 @@ class FunctionWorkload(base.Workload):
 
         def checked(module: nn.Module, batch: Batch) -> Tensor:
             try:
-                with full_rows(batch), values_read(module):
+                with full_rows(batch), known_scalars(module):
                     value: Any = loss(module, batch)
             except KeyError as error:
                 if not _lacks(batch, error) or not self._file.raised(error):

@@ -18,7 +18,7 @@ from actbench.errors import ModelError, boundary
 from actbench.model.records import Case
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
-from actbench.simulator.overrides import full_rows, values_read
+from actbench.simulator.overrides import full_rows, known_scalars
 
 _GROWING = ("keys", "values", "indexer_keys", "_quantized_keys", "_quantized_values")
 """Attributes of a cache's layer with a place for each token, in the last dimension but one."""
@@ -90,7 +90,7 @@ class GenerationStep(TrainStep):
         self._ids, self._cache = self.batch["input_ids"], None
 
     def _pass(self, ids: Tensor) -> None:
-        with torch.no_grad(), self.setup.autocast(), full_rows(self.batch), values_read(self.setup.module):
+        with torch.no_grad(), self.setup.autocast(), full_rows(self.batch), known_scalars(self.setup.module):
             found = self.setup.module(input_ids=ids, past_key_values=self._cache, use_cache=True, **self._options)
             scores = found.logits[:, -1].to(copy=True, dtype=torch.float32)
             self._ids = torch.cat([self._ids, scores.argmax(-1, keepdim=True)], dim=-1)

@@ -21,7 +21,7 @@ from actbench.model.records import Task
 from actbench.scheme.microbatches import Batch, MicroBatching, Share, label_share, rows_of
 from actbench.scheme.setup import Loss
 from actbench.simulator.fake import shapes_only
-from actbench.simulator.overrides import chances, full_rows, numbers_drawn, steady, values_read
+from actbench.simulator.overrides import chances, deterministic, full_rows, known_scalars, no_layerdrop_draws
 from actbench.workload.pictures import AMONG_TOKENS
 
 
@@ -62,9 +62,9 @@ def loss_of(module: nn.Module, task: Task, spec: str, tasks: Iterable[Task]) -> 
     def loss(module: nn.Module, batch: Batch) -> Tensor:
         with ExitStack() as stack:
             stack.enter_context(full_rows(batch))
-            stack.enter_context(values_read(module))
+            stack.enter_context(known_scalars(module))
             if left_out:
-                stack.enter_context(steady(module))
+                stack.enter_context(deterministic(module))
             if any(isinstance(leaf, FakeTensor) for leaf in tree_leaves(dict(batch))):
                 stack.enter_context(_without_values(described, task, tasks))
             if task == "mask-generation":
@@ -73,7 +73,7 @@ def loss_of(module: nn.Module, task: Task, spec: str, tasks: Iterable[Task]) -> 
 
     warnings = []
     if left_out:
-        warnings.append(f"{described} is trained without {' and '.join(left_out)}, so that all steps are alike")
+        warnings.append(f"{described} is trained without {' and '.join(left_out)}, so that all steps are equal")
     if own_loss:
         warnings.append(f"{described} computes no loss: it is the mean absolute error of the predicted depth")
     return loss, tuple(warnings)
@@ -116,7 +116,7 @@ def _without_values(described: str, task: Task, tasks: Iterable[Task]) -> Iterat
     remedy = "measure it with --meter cpu or --meter cuda"
     if others:
         remedy += f", or for another --task of this model, which may not look ({others})"
-    with shapes_only(f"{described} for {task}", remedy), numbers_drawn(), ExitStack() as stack:
+    with shapes_only(f"{described} for {task}", remedy), no_layerdrop_draws(), ExitStack() as stack:
         if task == "object-detection":
             stack.enter_context(ForDetection())
         yield

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from actbench.errors import ModelError, boundary
 from actbench.scheme.microbatches import IGNORED_LABEL, Batch
 from actbench.simulator.fake import fake_mode, to_fake
-from actbench.simulator.overrides import values_read
+from actbench.simulator.overrides import known_scalars
 from actbench.workload import base, text
 
 _IN_PATCHES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")  # a row for each patch, and the grid of each picture
@@ -39,7 +39,7 @@ def token_count(config: Any, cls: Any, size: tuple[int, int], spec: str) -> int:
         model = to_fake(
             base.construct(lambda: cls._from_config(copy.deepcopy(config)), materialize=False, seed=0), mode
         )
-    with mode, torch.no_grad(), values_read(model), boundary(f"model {spec!r} reads no {size} px", ModelError):
+    with mode, torch.no_grad(), known_scalars(model), boundary(f"model {spec!r} reads no {size} px", ModelError):
         found: Any = model.get_image_features(**_encoded(config, 1, size, torch.float32, random))
     features = found if isinstance(found, Tensor) else found.pooler_output
     return sum(leaf.shape[:-1].numel() for leaf in tree_leaves(features))

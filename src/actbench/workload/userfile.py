@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 
-from actbench.errors import ActbenchError, ModelError, OutOfMemoryError, UntraceableError, is_out_of_memory, told
+from actbench.errors import ActbenchError, ModelError, OutOfMemoryError, UntraceableError, is_out_of_memory, message_of
 from actbench.model.declared.functions import no_file, no_function
 from actbench.model.neighbours import find_neighbours_of
 
@@ -112,7 +112,7 @@ def _needed(function: Callable[..., Any]) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return told(error).splitlines()[0]
+    return message_of(error).splitlines()[0]
 
 
 def _is_of_fakes(error: BaseException) -> bool:
@@ -121,6 +121,6 @@ def _is_of_fakes(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
     return (
         isinstance(error, _NEEDS_VALUES)
-        or any(word in told(error) for word in words)
+        or any(word in message_of(error) for word in words)
         or any("_subclasses" in Path(frame.filename).parts for frame in frames[-3:])
     )

@@ -23,7 +23,7 @@ from actbench.model.ledger import OUTSIDE
 from actbench.model.measured import PeakParts
 from actbench.model.records import Case
 from actbench.model.timeline import HOLDERS, LINES, OPTIMIZER, OTHER, POINTS, Timeline
-from actbench.packing.waiting import waiting
+from actbench.packing.determinism import deterministic_bits
 from actbench.scheme.conditions import Limits
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup, TrainStep
@@ -104,7 +104,7 @@ def read(meter: Meter, setup: TrainingSetup, batch: Batch) -> tuple[MemoryReadin
     with meter.active():
         step = TrainStep(setup, meter.place(batch))
     watch = Watch(step)
-    with waiting():
+    with deterministic_bits():
         return meter.memory(step, watch), watch
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from actbench import scheme as schemes
 from actbench.errors import ConversionError, NothingToConvertError, SpecError
-from actbench.methods.loss.promisedlogits import Logits
+from actbench.methods.loss.deferredlogits import Logits
 from actbench.scheme.setup import TrainingSetup
 
 

@@ -1,4 +1,4 @@
-"""Whoever listens to the gradients of promised logits, in whatever way, sees those of the plain model."""
+"""Whoever listens to the gradients of deferred logits, in whatever way, sees those of the plain model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn.modules import module as everywhere
 from actbench import scheme as schemes
 from actbench.errors import ConversionError
 from actbench.methods.loss import crossentropy
-from actbench.methods.loss.promised import Promised
+from actbench.methods.loss.deferred import DeferredTensor
 from actbench.scheme.setup import TrainingSetup
 
 CLASSES = 50
@@ -276,7 +276,7 @@ def test_the_gradient_of_the_logits_is_not_computed_for_who_does_not_look(
     loss(logits, LABELS).backward()
 
     assert not computed
-    assert isinstance(seen[0], Promised)
+    assert isinstance(seen[0], DeferredTensor)
 
 
 def test_a_gradient_that_is_read_after_the_optimizers_step_is_refused() -> None:

@@ -9,5 +9,5 @@ from actbench.measuring import world
 
 @pytest.fixture(autouse=True)
 def _left() -> Iterator[None]:
-    with world.left_after():
+    with world.leave_fake_group():
         yield

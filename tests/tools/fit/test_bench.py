@@ -15,7 +15,7 @@ from actbench.measuring import bench as plain
 from actbench.model.blocks import BlockReading, BlockReadings
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
-from actbench.simulator.sharedrecipes import SharedRecipes
+from actbench.simulator.sharedopcache import SharedOpCache
 from actbench.tools.fit import bench
 
 LLAMA = "tiny-llama@num_hidden_layers=6"
@@ -46,7 +46,7 @@ def test_a_file_is_made_before_processes_are_forked_and_not_by_an_import(monkeyp
     monkeypatch.setattr(bench, "_shared", None)
     bench.before_forks()
     assert bench._shared is not None
-    assert bench._shared.take("a card").known == {}
+    assert bench._shared.load("a card").known == {}
     listed = "len(os.listdir('/proc/self/fd'))"
     code = f"import os, torch; before = {listed}; import actbench.tools.fit.bench; print({listed} - before)"
     if os.path.isdir("/proc/self/fd"):
@@ -56,13 +56,13 @@ def test_a_file_is_made_before_processes_are_forked_and_not_by_an_import(monkeyp
 @pytest.mark.slow
 def test_a_case_after_others_is_that_of_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     with tempfile.TemporaryFile() as file:
-        monkeypatch.setattr(bench, "_shared", SharedRecipes(file.fileno()))
+        monkeypatch.setattr(bench, "_shared", SharedOpCache(file.fileno()))
         for scheme in ("exact", "checkpoint"):
             measured(scheme)
-        taken = bench._shared.take(f"{case_of().device_profile} None True")
+        taken = bench._shared.load(f"{case_of().device_profile} None True")
         after = measured("checkpoint+adam8bit")
     with tempfile.TemporaryFile() as file:
-        monkeypatch.setattr(bench, "_shared", SharedRecipes(file.fileno()))
+        monkeypatch.setattr(bench, "_shared", SharedOpCache(file.fileno()))
         alone = measured("checkpoint+adam8bit")
 
     assert len(taken.known) > 100

@@ -269,7 +269,7 @@ def test_searches_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not budget.may_go_on()
 
     assert budget.cut_short == ["changes", "plans"]
-    assert "after 80 s (--budget), before it had tried all changes and plans; run the same command" in budget.told
+    assert "after 80 s (--budget), before it had tried all changes and plans; run the same command" in budget.reason
 
 
 def test_without_a_limit_no_search_is_cut_short() -> None:
@@ -278,7 +278,7 @@ def test_without_a_limit_no_search_is_cut_short() -> None:
     with budget.share("stacks", 0.5):
         assert budget.may_begin()
 
-    assert not budget.told
+    assert not budget.reason
 
 
 def test_the_first_interrupt_ends_the_search_and_the_second_the_command() -> None:
@@ -292,6 +292,6 @@ def test_the_first_interrupt_ends_the_search_and_the_second_the_command() -> Non
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
-    assert "stopped by Ctrl-C, before it had tried all plans; run the same command again" in budget.told
+    assert "stopped by Ctrl-C, before it had tried all plans; run the same command again" in budget.reason
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)

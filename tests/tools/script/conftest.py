@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from trainings import RunScript
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
-from actbench.device.card import believed
+from actbench.device.card import simulated_device
 from actbench.model.measured import Measurement
 from actbench.model.meters import MeterName
 from actbench.model.records import Case, Failure
@@ -53,7 +53,7 @@ SAFETENSORS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16
 @pytest.fixture
 def card() -> Iterator[Card]:
     counters = Card()
-    with believed(counters):
+    with simulated_device(counters):
         yield counters
 
 

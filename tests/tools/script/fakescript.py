@@ -37,7 +37,7 @@ def failure_of(error: BaseException) -> Failure:
 class Session:
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.said: Any = None
+        self.note: Any = None
 
     def memory(self) -> Measurement:
         script = self.case.script
@@ -48,7 +48,7 @@ class Session:
             ran = (runpy.run_module if script.is_module else runpy.run_path)(script.target, run_name="__main__")
         finally:
             sys.argv = before
-        self.said("step 2: peak 12.4 GiB")
+        self.note("step 2: peak 12.4 GiB")
         if "REFUSED" in ran:
             raise MeasurementError(ran["REFUSED"])
         found = measured(self.case, ran.get("PEAK_GIB", 12), ran.get("AT_MOST", ()))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cards import Card, product
 
-from actbench.device.card import believed
+from actbench.device.card import simulated_device
 from actbench.errors import MeasurementError
 from actbench.units import GIB
 
@@ -28,7 +28,7 @@ def test_everything_is_restored_after_an_error() -> None:
     autocast = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
 
     def fail() -> None:
-        with believed(Card()):
+        with simulated_device(Card()):
             assert torch.cuda.is_available()
             torch.set_autocast_enabled("cuda", True)
             torch.set_autocast_dtype("cuda", torch.float16)
@@ -76,7 +76,7 @@ def test_a_card_before_ampere_only_emulates_bfloat16() -> None:
     counters = Card()
     counters.capability = (7, 5)
 
-    with believed(counters):
+    with simulated_device(counters):
         assert torch.cuda.is_bf16_supported()
         assert not torch.cuda.is_bf16_supported(including_emulation=False)
 
@@ -85,7 +85,7 @@ def test_several_cards_are_counted_and_selected() -> None:
     counters = Card()
     counters.devices = 4
 
-    with believed(counters):
+    with simulated_device(counters):
         with torch.cuda.device(2):
             assert torch.cuda.current_device() == 2
             assert torch.accelerator.current_device_index() == 2
@@ -126,7 +126,7 @@ def test_the_summary_prints_the_numbers(card: Card) -> None:
 def test_names_that_were_imported_before_are_answered_too() -> None:
     from torch.cuda import is_available, max_memory_allocated
 
-    with believed(Card()):
+    with simulated_device(Card()):
         assert is_available()
         assert max_memory_allocated() == 5 * GIB
 
@@ -189,7 +189,7 @@ def test_what_needs_the_driver_is_refused(card: Card) -> None:
 
 def test_what_is_not_simulated_is_noted_once(capfd: pytest.CaptureFixture[str]) -> None:
     notes: list[str] = []
-    with believed(Card(), notes.append):
+    with simulated_device(Card(), notes.append):
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
             product()

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from cards import Card
 
-from actbench.device.card import believed
+from actbench.device.card import simulated_device
 
 
 def run(code: str, before: str = "") -> None:
     """Run code inside the block, in a process of its own: libraries keep for ever what they once asked."""
     script = (
         f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nimport torch\n"
-        "from cards import Card, product\nfrom actbench.device.card import believed\n"
-        f"{textwrap.dedent(before)}\nwith believed(Card()):\n" + textwrap.indent(textwrap.dedent(code), "    ")
+        "from cards import Card, product\nfrom actbench.device.card import simulated_device\n"
+        f"{textwrap.dedent(before)}\nwith simulated_device(Card()):\n" + textwrap.indent(textwrap.dedent(code), "    ")
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -122,7 +122,7 @@ def test_libraries_forget_what_they_were_told_before_and_inside() -> None:
     from transformers.utils.import_utils import is_torch_cuda_available
 
     before = is_torch_cuda_available()
-    with believed(Card()):
+    with simulated_device(Card()):
         inside = is_torch_cuda_available()
 
     assert (before, inside, is_torch_cuda_available()) == (False, True, False)

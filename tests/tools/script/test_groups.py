@@ -25,7 +25,7 @@ from actbench.model.records import Case
 
 def measured(scheme: str) -> Measurement:
     case = Case(model=f"{MODEL}:build", scheme=scheme, batch_size=ROWS, meter="simulated", device_profile=CARD, seed=0)
-    with world.left_after():
+    with world.leave_fake_group():
         return bench.Session(case).memory()
 
 

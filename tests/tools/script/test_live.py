@@ -96,7 +96,7 @@ def test_trials_report_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Session, "_opened", opened)
     session = Session(Case(model="train.py", batch_size=1, script=Script(target="train.py")))
     runs = (partial(session._run, session.script, session._say), session.run_as_it_is, partial(session._trial, 8))
-    with livememory.told_to(print):
+    with livememory.report_to(print):
         for run in runs:
             with pytest.raises(MeasurementError, match="not opened"):
                 run(lambda found: pytest.fail("it ended"))

@@ -17,15 +17,15 @@ from torch import Tensor, UntypedStorage, nn
 from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from actbench import longsteps
+from actbench import slowsteps
 from actbench.errors import UntraceableError
 from actbench.model.ledger import OUTSIDE
 from actbench.packing import savedtensors
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.setup import TrainingSetup
 from actbench.simulator import card, fake
-from actbench.simulator.recalled import asks_device, tensors_of
-from actbench.simulator.recipes import layout_of
+from actbench.simulator.cachingmode import asks_device, tensors_of
+from actbench.simulator.opcache import layout_of
 from actbench.workload.base import moved
 
 Around = Callable[[str], Callable[[], object]]
@@ -156,7 +156,7 @@ class StorageRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 origin.savers.append(self._running)
         return tensor
 
-    def heard(self, by: Hashable) -> None:
+    def acts(self, by: Hashable) -> None:
         """Note that ``by`` acts in the running module."""
         self.acted.add((self._running, by))
 
@@ -234,14 +234,14 @@ def traced(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Iterator[tu
         batch = setup.cast(batch if device is None else moved(batch, device))
         known = {"parameter": list(module.parameters()), "buffer": list(module.buffers()), "batch": dict(batch)}
         recorder = StorageRecorder(module, known)
-        with longsteps.followed(module.parameters()):
+        with slowsteps.followed(module.parameters()):
             loss = _run(setup, setup.cut(batch)[0].batch, recorder)
         yield recorder, loss
 
 
 def _run(setup: TrainingSetup, batch: Batch, recorder: StorageRecorder) -> Tensor:
     hooks = torch.autograd.graph.saved_tensors_hooks(recorder.saved, lambda tensor: tensor)
-    observing = savedtensors.observing(recorder.heard)
+    observing = savedtensors.observing(recorder.acts)
     with fake.shapes_only(), recorder.modules.watching(), torch.enable_grad(), recorder, hooks, observing:
         return setup.forward(batch)
 

@@ -70,7 +70,7 @@ def trace(setup: TrainingSetup, make_batch: Callable[[], Batch]) -> Trace:
 def _hear_recomputed(setup: TrainingSetup, recorder: StorageRecorder, loss: Tensor) -> None:
     """Run the backward pass: under a reentrant checkpoint, modules first run without gradients, and act only in it."""
     before = [(parameter, parameter.grad) for parameter in setup.module.parameters()]
-    with fake.shapes_only(), recorder.modules.watching(), savedtensors.observing(recorder.heard):
+    with fake.shapes_only(), recorder.modules.watching(), savedtensors.observing(recorder.acts):
         loss.backward()  # type: ignore[no-untyped-call]
     for parameter, grad in before:
         parameter.grad = grad

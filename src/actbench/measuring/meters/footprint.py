@@ -79,7 +79,7 @@ def gathered(module: nn.Module, before: Sequence[Tensor]) -> list[Tensor]:
 
 def own_weights(module: nn.Module) -> list[Tensor]:
     """Return the plain tensors that hold the weights of a model shared out by FSDP; none of another model."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # where nobody has imported it, nothing is shared out
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # if it was never imported, nothing is sharded
     if fsdp is None or not isinstance(module, fsdp.FSDPModule | fsdp.FullyShardedDataParallel):
         return []
     held = [*plain_tensors(*weights(module))]

@@ -100,7 +100,7 @@ def forward_alone(step: TrainStep, read: Callable[[], Read]) -> tuple[Read, Read
         What ``read`` returned before the pass and at its end; None if the loop holds nothing between steps, or the
         weights are shared out over processes, and a pass without its backward pass would leave them gathered.
     """
-    held = step.setup.held_over
+    held = step.setup.retained_outputs
     if held is None or footprint.own_weights(step.setup.module):
         return None
     devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]

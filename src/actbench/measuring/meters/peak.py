@@ -13,7 +13,7 @@ from torch import Tensor
 from actbench.model.measured import PeakParts, PhasePeaks
 from actbench.model.records import Phase
 from actbench.model.timeline import Kind
-from actbench.simulator.recalled import tensors_of
+from actbench.simulator.cachingmode import tensors_of
 
 _PASSES = ("forward", "backward")
 """The phases that begin at the two moments of a forward pass."""

@@ -193,7 +193,7 @@ class AllocationTrace:
 
 @functools.cache
 def _is_composite(name: str) -> bool:
-    """Return whether an operator consists only of others, so that simulated steps do not see it."""
+    """Return whether an operator only calls other operators, so that simulated steps do not see it."""
     namespace, _, base = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), base, None)
     overloads = [f"{name}.{each}".removesuffix(".default") for each in ([] if packet is None else packet.overloads())]

@@ -14,8 +14,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.methods.actnn.solver import WIDTHS, all_spent
 from actbench.ops.hostmemory import to_host
+from actbench.packing.determinism import must_sync
 from actbench.packing.sitestate import SiteState
-from actbench.packing.waiting import waits
 
 
 class BitAllocation:
@@ -109,7 +109,7 @@ class _Seen:
 
     def is_there(self) -> bool:
         """Return whether the costs can be read; inside :func:`waiting`, wait for them."""
-        if self.copied is not None and waits():
+        if self.copied is not None and must_sync():
             self.copied.synchronize()
         return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]
 

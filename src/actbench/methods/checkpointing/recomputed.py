@@ -95,7 +95,7 @@ class RecomputedForward(ReboundForward):
 
         hooks = active()
         # The model's own checkpointing runs this again in the backward pass, where no hooks are active: both runs must
-        # save alike, so that both leave what they save to it.
+        # save the same, so that both leave what they save to it.
         if hooks is not None and checkpoint_hook() is None:
             return self._packed(hooks, module, args, kwargs)
 

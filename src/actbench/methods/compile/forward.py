@@ -15,7 +15,7 @@ from torch._functorch import config as partitioning
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from actbench.errors import ActbenchError, ConversionError, UntraceableError, shortened, told
+from actbench.errors import ActbenchError, ConversionError, UntraceableError, message_of, shortened
 from actbench.packing import savedtensors
 from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.refusals import refuse_compiling
@@ -90,7 +90,7 @@ class CompiledForward(ReboundForward):
         budget: The ``activation_memory_budget`` by which its graphs are partitioned, 0 to 1.
         backend: The backend that compiles the graphs.
         fullgraph: Whether the whole forward must be one graph; else parts that make no graph run uncompiled.
-        alike: The code of graphs on fake tensors, which several forwards share.
+        shared_code: The code of graphs on fake tensors, which several forwards share.
 
     Attributes:
         graphs: How many graphs were made.
@@ -100,12 +100,17 @@ class CompiledForward(ReboundForward):
     compiles = True
 
     def __init__(
-        self, module: nn.Module, budget: float, backend: Backend, fullgraph: bool, alike: dict[Any, Any] | None = None
+        self,
+        module: nn.Module,
+        budget: float,
+        backend: Backend,
+        fullgraph: bool,
+        shared_code: dict[Any, Any] | None = None,
     ) -> None:
         super().__init__(module)
         self.budget, self.backend, self.fullgraph = budget, backend, fullgraph
         self.graphs = self.graphs_of_a_pass = 0
-        self.alike = {} if alike is None else alike
+        self.shared_code = {} if shared_code is None else shared_code
         self._compiled: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -146,7 +151,7 @@ class CompiledForward(ReboundForward):
                 if self.graphs or isinstance(error, ActbenchError):
                     raise
                 raise UntraceableError(
-                    f"compile: torch.compile cannot trace {type(module).__name__} on fake tensors: {told(error)}"
+                    f"compile: torch.compile cannot trace {type(module).__name__} on fake tensors: {message_of(error)}"
                 ) from error
 
     def _run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -160,7 +165,7 @@ class CompiledForward(ReboundForward):
             allowed = "; fullgraph=false compiles what lies between the breaks" if self.fullgraph else ""
             # the start of the error, without the pages of advice and frames that follow
             lines = (line.strip() for line in _REST.split(str(error))[0].splitlines())
-            reason = shortened(" ".join(line for line in lines if line)) or told(error)
+            reason = shortened(" ".join(line for line in lines if line)) or message_of(error)
             raise ConversionError(
                 f"compile: torch.compile makes no graph of {type(module).__name__}: {reason}{allowed}"
             ) from error
@@ -195,25 +200,25 @@ class CompiledForward(ReboundForward):
     def _code_on_fakes(
         self, graph: torch.fx.GraphModule, inputs: Sequence[Tensor], partition: Any
     ) -> Callable[..., Any]:
-        """Return the code of a graph on fake tensors, which is that of an alike graph if there is one.
+        """Return the code of a graph on fake tensors, which is that of an equal graph if there is one.
 
-        The parameters of a block are inputs of its graph, so that the graphs of alike blocks are alike.
+        The parameters of a block are inputs of its graph, so that the graphs of equal blocks are equal.
         """
         from actbench.methods.compile import simulated
 
         form = simulated.form(graph, inputs)
-        code: Callable[..., Any] | None = self.alike.get(form)
+        code: Callable[..., Any] | None = self.shared_code.get(form)
         if code is None and self.backend == "inductor":
             made = _with_kernels if next(self.module.parameters()).is_cuda else simulated.programs
             code = made(graph, inputs, partition)
         elif code is None:
             code = _by_operators(graph, inputs, partition)
         if form is not None:
-            self.alike[form] = code
+            self.shared_code[form] = code
         return code
 
     def __getstate__(self) -> dict[str, Any]:
-        fresh = {"graphs": 0, "graphs_of_a_pass": 0, "alike": {}, "_compiled": None}
+        fresh = {"graphs": 0, "graphs_of_a_pass": 0, "shared_code": {}, "_compiled": None}
         return {**super().__getstate__(), **fresh}
 
 

@@ -87,8 +87,8 @@ class Compile(Scheme):
                 "or take fewbit or randomized with compile"
             )
         earlier = (part.acts for part in setup.parts if part.spec == self.spec)
-        alike = next((bound.alike for bound in earlier if isinstance(bound, CompiledForward)), None)
-        bound = CompiledForward(module, self.budget, self._backend(module), self.fullgraph, alike)
+        shared_code = next((bound.shared_code for bound in earlier if isinstance(bound, CompiledForward)), None)
+        bound = CompiledForward(module, self.budget, self._backend(module), self.fullgraph, shared_code)
         bound.bind()
         becomes = f"compiled by {bound.backend}, activation budget {self.budget:g}"
         site = Site(path="", was=type(module).__name__, becomes=becomes)

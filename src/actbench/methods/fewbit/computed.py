@@ -68,7 +68,7 @@ class Numbers(NamedTuple):
 
 
 def numbers_of(layer: nn.Module, kind: type[nn.Module] | None = None) -> Numbers | None:
-    """Return what a layer computes if it is a function of each element; None if it is not, or nobody can know.
+    """Return what a layer computes if it is a function of each element; None if it is not, or cannot be known to be.
 
     Nobody can know it of a layer that holds tensors, other layers or objects that may change, or whose forward or call
     is rebound.
@@ -93,8 +93,8 @@ def _of_class(kind: type[Any], forward: Callable[..., Any], attributes: tuple[tu
     in_training, in_evaluation = (_of_shell(kind, forward, dict(attributes, training=flag)) for flag in (True, False))
     if in_training is None or in_evaluation is None:
         return None
-    alike = in_training.inplace is in_evaluation.inplace and in_training.equals(in_evaluation)
-    return in_training if alike else None
+    equal = in_training.inplace is in_evaluation.inplace and in_training.equals(in_evaluation)
+    return in_training if equal else None
 
 
 forget = _of_class.cache_clear

@@ -51,7 +51,7 @@ class FewBit(Scheme):
     the gradient is multiplied by the level in place of the derivative. The functions whose derivative has only two
     values (relu, leaky_relu, threshold, relu6, hardtanh, hardsigmoid, hardshrink, softshrink) save one bit whatever
     ``bits`` says, and their gradient is exact; ReLU has no levels.
-    Layers, and functions that the model's code calls, are converted alike.
+    Layers, and functions that the model's code calls, are converted in the same way.
     Not reproduced: the authors' CUDA kernels, which store one bit more than named.
 
     Attributes:

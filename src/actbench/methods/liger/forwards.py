@@ -80,8 +80,8 @@ def _with_rotary(forward: Any) -> Callable[..., Any]:
 
 def _rotary(exact: Any, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
     trained = torch.is_grad_enabled() and q.requires_grad and k.requires_grad
-    alike = q.dtype == k.dtype == cos.dtype == sin.dtype and q.shape[-1] == k.shape[-1] == cos.shape[-1]
-    if trained and alike and unsqueeze_dim == 1 and cos.dim() == 3:
+    equal = q.dtype == k.dtype == cos.dtype == sin.dtype and q.shape[-1] == k.shape[-1] == cos.shape[-1]
+    if trained and equal and unsqueeze_dim == 1 and cos.dim() == 3:
         return Rotary.apply(q, k, cos, sin)
     return exact(q, k, cos, sin, unsqueeze_dim)
 
@@ -99,10 +99,10 @@ def _turns(rotary: Callable[..., Any]) -> bool:
             q, k, cos, sin = (torch.randn(shape, generator=noise, device="cpu").to(dtype) for shape in shapes)
             try:
                 found = rotary(q.clone(), k.clone(), cos, sin)
-                alike = [torch.equal(y, turned(x, cos, sin)) for y, x in zip(found, (q, k), strict=True)]
+                equal = [torch.equal(y, turned(x, cos, sin)) for y, x in zip(found, (q, k), strict=True)]
             except Exception:  # the function is not ours: if it fails, it turns otherwise
                 return False
-            if not all(alike):
+            if not all(equal):
                 return False
     return True
 

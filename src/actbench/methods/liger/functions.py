@@ -74,7 +74,7 @@ class RmsNorm(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of input and weight; that of the input in place of the given one, if nobody reads it."""
+        """Return the gradients of input and weight; that of the input in place of the given one, if that is not read again."""
         ours = is_ours(gradient) or not gradient.is_contiguous()  # which is copied
         x, weight, rstd = ctx.saved_tensors
         rows, dy = (each.reshape(-1, each.shape[-1]).contiguous() for each in (x, gradient))
@@ -161,7 +161,7 @@ class Rotary(torch.autograd.Function):
     @staticmethod
     @first_order
     def backward(ctx: Any, to_q: Tensor, to_k: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of queries and keys, in place of those given, where nobody else reads them."""
+        """Return the gradients of queries and keys, in place of those given, where those are not read again."""
         ours = is_ours(to_q), is_ours(to_k)
         cos, sin = ctx.saved_tensors
         to_q, to_k = (

@@ -83,7 +83,7 @@ class FrozenLinear(nn.Module):
         self.encoding, self.dtype, self.own_type = encoding, weight.dtype, own_type
         matrix = weight.detach().t() if self.transposed else weight.detach()
         self.out_features, self.in_features = matrix.shape
-        if isinstance(matrix, FakeTensor):  # nobody can ask for its values, so its parts are fake too
+        if isinstance(matrix, FakeTensor):  # its values cannot be asked for, so its parts are fake too
             parts = tuple(
                 matrix.new_empty(part.shape, dtype=part.dtype) for part in _parts_like(matrix.shape, encoding)
             )

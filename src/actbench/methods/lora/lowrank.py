@@ -94,7 +94,7 @@ def find(
 
 
 def _trained_whole(module: nn.Module, names: tuple[str, ...], head: str | None, scheme: str) -> tuple[str, ...]:
-    """Return the paths of the head and of all modules whose path ends in a name, but for those inside of others."""
+    """Return the paths of the head and of all modules whose path ends in a name, but for those nested in another such module."""
     paths = [path for path, _ in module.named_modules() if path]
     for name in names:
         if not any(path.endswith(name) for path in paths):

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from actbench.methods.loss.crossentropy import CrossEntropy, How, Slopes, unpacked
-from actbench.methods.loss.promised import Promised
-from actbench.methods.loss.promisedlogits import Logits, Recipe, Source
+from actbench.methods.loss.deferred import DeferredTensor
+from actbench.methods.loss.deferredlogits import DeferredLogits, Logits, Source
 from actbench.packing import savedtensors
 from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.precision import cast_all, dtypes_of, no_autocast
@@ -31,10 +31,10 @@ class _Head(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, source: Source) -> Tensor:
         ctx.save_for_backward(hidden, weight)
-        ctx.set_materialize_grads(False)  # zeros for a gradient that nobody has would be as large as the logits
+        ctx.set_materialize_grads(False)  # zeros for a missing gradient would be as large as the logits
         ctx.source, ctx.dtypes = weakref.ref(source), dtypes_of(hidden, weight, bias)
         ctx.dtype = source.dtype
-        return Logits.of(Recipe.of(source))
+        return Logits.of(DeferredLogits.of(source))
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -43,8 +43,8 @@ class _Head(torch.autograd.Function):
         hidden, weight = ctx.saved_tensors
         needs = ctx.needs_input_grad
         with no_autocast(gradient):
-            if isinstance(gradient, Promised):
-                slopes: Any = gradient.promise
+            if isinstance(gradient, DeferredTensor):
+                slopes: Any = gradient.deferred
                 if isinstance(slopes, Slopes) and slopes.logits.step is None and slopes.logits.source is ctx.source():
                     return *cast_all(slopes.to_source(needs), ctx.dtypes), None
                 gradient = slopes.values()
@@ -102,7 +102,7 @@ class DeferredHead(ReboundForward):
         plain = reduction in ("mean", "sum") and weight is None and size_average is None and reduce is None
         if not plain or logits.dim() != 2 or target.dim() != 1 or target.is_floating_point():
             return None
-        logits.promise.source.check("the logits")
+        logits.deferred.source.check("the logits")
         savedtensors.acted(self)
         with unpacked():
             amount: Tensor = self.kind.apply(logits, target, How(self.pieces, ignore_index, label_smoothing))

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
-from actbench.methods.loss.promised import Promise, Promised
-from actbench.methods.loss.promisedlogits import Cast, Recipe, done
+from actbench.methods.loss.deferred import Deferred, DeferredTensor
+from actbench.methods.loss.deferredlogits import Cast, DeferredLogits, done
 from actbench.packing.precision import cast, no_autocast, wide
 from actbench.packing.refusals import first_order
 
@@ -54,7 +54,7 @@ class Loss:
         gradient: The gradient of the loss, a scalar.
     """
 
-    logits: Recipe
+    logits: DeferredLogits
     target: Tensor
     how: How
     gradient: Tensor
@@ -105,7 +105,7 @@ class Loss:
 
 
 @dataclass(frozen=True, eq=False)
-class Slopes(Promise):
+class Slopes(Deferred):
     """How to compute the gradient of logits, (..., classes), by some losses.
 
     The backward pass carries it from each loss to the layer, past all hooks on gradients of logits. Code that reads the
@@ -118,11 +118,11 @@ class Slopes(Promise):
 
     what: ClassVar[str] = "the gradients of the logits"
 
-    logits: Recipe
+    logits: DeferredLogits
     losses: tuple[tuple[Loss, tuple[Callable[[Tensor], Tensor], ...]], ...]
 
     @classmethod
-    def of(cls, logits: Recipe, losses: Any) -> Slopes:
+    def of(cls, logits: DeferredLogits, losses: Any) -> Slopes:
         """Return how to compute the gradient of these logits."""
         return cls(logits.shape, logits.dtype, logits.device, logits, losses)
 
@@ -158,12 +158,12 @@ def _called(func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], x: Tenso
 
 
 class CrossEntropy(torch.autograd.Function):
-    """Sum of the cross entropy of promised logits, at least in float32, a piece at a time."""
+    """Sum of the cross entropy of deferred logits, at least in float32, a piece at a time."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Promised, target: Tensor, how: How) -> Tensor:
+    def forward(ctx: Any, logits: DeferredTensor, target: Tensor, how: How) -> Tensor:
         """Return the sum."""
-        recipe: Any = logits.promise
+        recipe: Any = logits.deferred
         ctx.save_for_backward(target)
         ctx.recipe, ctx.how = recipe, how
         source, hidden = recipe.source, recipe.rows()
@@ -179,7 +179,7 @@ class CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the logits, which is not computed yet."""
         (target,) = ctx.saved_tensors
-        return Promised.of(gradient_of(ctx, Loss(ctx.recipe, target, ctx.how, gradient))), None, None
+        return DeferredTensor.of(gradient_of(ctx, Loss(ctx.recipe, target, ctx.how, gradient))), None, None
 
 
 def gradient_of(ctx: Any, loss: Loss) -> Slopes:
@@ -195,7 +195,7 @@ def pieces_of(hidden: Tensor, target: Tensor, pieces: int) -> Iterator[tuple[Ten
     return zip(torch.split(hidden, rows), torch.split(target, rows), strict=True)
 
 
-def loss_of(logits: Tensor, target: Tensor, recipe: Recipe, how: How) -> Tensor:
+def loss_of(logits: Tensor, target: Tensor, recipe: DeferredLogits, how: How) -> Tensor:
     """Return the sum of the cross entropy of a piece, at least in float32."""
     finished = done(logits, recipe.scaling)
     finished = finished.to(wide(finished.dtype))

@@ -10,22 +10,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from actbench.methods.loss.crossentropy import How, Loss, gradient_of, loss_of, pieces_of
-from actbench.methods.loss.promised import Promised
+from actbench.methods.loss.deferred import DeferredTensor
 from actbench.packing.precision import cast, no_autocast, wide
 from actbench.packing.refusals import first_order
 
 
 class KeptLogits(torch.autograd.Function):
-    """Sum of the cross entropy of promised logits, as torchtune computes it: only a piece is cast to float32 at a time.
+    """Sum of the cross entropy of deferred logits, as torchtune computes it: only a piece is cast to float32 at a time.
 
     The logits are kept for the backward pass, (rows, classes) in the type of the product; neither a float32 copy nor
     the softmax is.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Promised, target: Tensor, how: How) -> Tensor:
+    def forward(ctx: Any, logits: DeferredTensor, target: Tensor, how: How) -> Tensor:
         """Return the sum."""
-        recipe: Any = logits.promise
+        recipe: Any = logits.deferred
         source, hidden = recipe.source, recipe.rows()
         total, kept = torch.zeros((), dtype=wide(hidden.dtype), device=hidden.device), list[Tensor]()
         with no_autocast(hidden):
@@ -44,7 +44,7 @@ class KeptLogits(torch.autograd.Function):
         target, *kept = ctx.saved_tensors
         again = torch._C._autograd._get_current_graph_task_keep_graph()
         loss = _KeptLoss(ctx.recipe, target, ctx.how, gradient, dict(enumerate(kept)), again)
-        return Promised.of(gradient_of(ctx, loss)), None, None
+        return DeferredTensor.of(gradient_of(ctx, loss)), None, None
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,5 +60,5 @@ class _KeptLoss(Loss):
     again: bool
 
     def piece(self, index: int, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Return the logits of a piece, and forget them if nobody needs them again."""
+        """Return the logits of a piece, and forget them if they are not needed again."""
         return self.kept[index] if self.again else self.kept.pop(index)

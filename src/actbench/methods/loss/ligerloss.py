@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from actbench.errors import ConversionError, MeasurementError
 from actbench.methods.loss.crossentropy import How, Loss, gradient_of, less_target
-from actbench.methods.loss.promised import Promised
-from actbench.methods.loss.promisedlogits import Cast
+from actbench.methods.loss.deferred import DeferredTensor
+from actbench.methods.loss.deferredlogits import Cast
 from actbench.ops.simulation import few_for_all, one_kernel, runs_triton
 from actbench.packing.precision import no_autocast, wide
 from actbench.packing.refusals import first_order
@@ -42,12 +42,12 @@ def kernels() -> Any:
 
 
 class LigerCrossEntropy(torch.autograd.Function):
-    """Sum of the cross entropy of promised logits; forward computes the gradients of the layer too."""
+    """Sum of the cross entropy of deferred logits; forward computes the gradients of the layer too."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Promised, target: Tensor, how: How) -> Tensor:
+    def forward(ctx: Any, logits: DeferredTensor, target: Tensor, how: How) -> Tensor:
         """Return the sum, float32; raise a ConversionError if logits are changed between the layer and the loss."""
-        recipe: Any = logits.promise
+        recipe: Any = logits.deferred
         if not all(isinstance(step, Cast) for step in recipe.scaling):
             raise ConversionError(
                 "chunked_loss:liger: the model scales or caps its logits, which Liger's kernels do not do here; "
@@ -73,7 +73,7 @@ class LigerCrossEntropy(torch.autograd.Function):
         target, *found = ctx.saved_tensors
         again = torch._C._autograd._get_current_graph_task_keep_graph()
         loss = _LigerLoss(ctx.recipe, target, ctx.how, gradient, found, again)
-        return Promised.of(gradient_of(ctx, loss)), None, None
+        return DeferredTensor.of(gradient_of(ctx, loss)), None, None
 
 
 Found = tuple[Tensor, list[Tensor | None]]

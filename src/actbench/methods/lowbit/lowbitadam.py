@@ -186,7 +186,7 @@ def _plain(found: dict[str, Any], held: Callable[[Any], Any]) -> dict[str, Any]:
 
 
 def _apart(value: Any) -> Any:
-    """Return a tensor that is made of others as these by name, and anything else as it is."""
+    """Return the parts of a wrapper subclass by name, and anything else as it is."""
     if not hasattr(value, "__tensor_flatten__") or is_spread(value):  # torch saves DTensors, these in them too
         return value
     return {name: getattr(value, name) for name in value.__tensor_flatten__()[0]}

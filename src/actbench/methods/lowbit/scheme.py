@@ -73,7 +73,7 @@ class _LowBitAdam(Scheme):
 
         site = Site(path=f"({_STATE})", was=_STATE, becomes=self._becomes)
         changed = setup.changed(setup.module, (site,), by=Part(self.spec))
-        told = self._told(next(setup.module.parameters()))
+        told = self._warning(next(setup.module.parameters()))
         warnings = (*changed.warnings, f"{self.name}: {told}") if told else changed.warnings
         return replace(changed, make_optimizer=make_in_few_bits, warnings=warnings)
 
@@ -89,7 +89,7 @@ class _LowBitAdam(Scheme):
     def _becomes(self) -> str:
         return self.becomes
 
-    def _told(self, parameter: Tensor) -> str:
+    def _warning(self, parameter: Tensor) -> str:
         """Return a warning about the figures of a parameter on this device, fake or real; empty for none."""
         return _COMPILED if isinstance(parameter, FakeTensor) else ""
 
@@ -165,9 +165,9 @@ class Adam8bit(_LowBitAdam):
     def _becomes(self) -> str:
         return f"{self.becomes}, paged" if self.paged else self.becomes
 
-    def _told(self, parameter: Tensor) -> str:
+    def _warning(self, parameter: Tensor) -> str:
         if self.library != "bnb":
-            return super()._told(parameter)
+            return super()._warning(parameter)
         return _PAGED if self.paged else ""
 
     def _twin(self) -> Twin:

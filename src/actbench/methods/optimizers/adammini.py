@@ -82,7 +82,7 @@ def _blocks(parameter: Tensor, module: nn.Module, heads: int) -> Blocks:
 
 
 def _heads(model: nn.Module, path: str) -> int:
-    """Return into how many heads a layer projects queries or keys; 0 for another layer, or if nobody says.
+    """Return into how many heads a layer projects queries or keys; 0 for another layer, or if unknown.
 
     The last name counts alone: an adapter inside of a projection, ``q_proj.lora_A.default``, has no heads.
     """

@@ -72,7 +72,7 @@ def _why_not(module: nn.Module, layer: Any) -> str | None:
         first, second = (_operators(module, torch.empty(*sizes, width, dtype=dtype, device="meta")) for sizes in _SIZES)
     except _MixedError as mixed:
         return str(mixed)
-    except Exception as error:  # of any kind: it is the code of others, which may want other arguments
+    except Exception as error:  # of any kind: it is foreign code, which may want other arguments
         return f"it does not run on one tensor of {width} features ({type(error).__name__}: {str(error)[:80]})"
     return None if first == second else "what it computes follows from the length of the sequence"
 

@@ -20,7 +20,7 @@ _HALF: Final = (torch.bfloat16, torch.float16)
 class CopyingOptimizer(optim.Optimizer):
     """Another optimizer, ``inner``, with a copy of each parameter, which is in the state under ``copy``.
 
-    Copies of parameters of a half type are of float32, and those of others of the parameter's type.
+    Copies of parameters of a half type are of float32, and other copies have the parameter's type.
 
     Args:
         inner: A fresh optimizer of the parameters; it is taken over.
@@ -214,9 +214,9 @@ class AveragingOptimizer(CopyingOptimizer):
 
     def _step(self) -> None:
         self.inner.step()
-        alike = {parameter: copy for parameter, copy in self.copies.items() if parameter.dtype == copy.dtype}
-        if alike:
-            torch._foreach_lerp_(list(alike.values()), list(alike), 1 - self.decay)
+        same_type = {parameter: copy for parameter, copy in self.copies.items() if parameter.dtype == copy.dtype}
+        if same_type:
+            torch._foreach_lerp_(list(same_type.values()), list(same_type), 1 - self.decay)
         for parameter, copy in self.copies.items():
-            if parameter not in alike:
+            if parameter not in same_type:
                 copy.lerp_(parameter.to(copy.dtype), 1 - self.decay)

@@ -5,7 +5,7 @@ region's forward and backward pass, runs it operator by operator, here under pac
 treated by the operator that saves it, as without a compiler, and the graph has the codes. Where Dynamo cannot read a
 model as one region, the model runs uncompiled.
 
-What is different in a graph: nobody looks at values, so what may hold infinities stays whole; and attention with
+What is different in a graph: values are not read, so what may hold infinities stays whole; and attention with
 dropout stays whole, as its second run would draw other numbers.
 """
 
@@ -45,7 +45,7 @@ _forms: dict[str, Settings] = {}  # a node of a graph holds plain values
 
 
 def form_of(hooks: Hooks) -> str:
-    """Return the name by which graphs find the settings of hooks; hooks that pack alike have the same."""
+    """Return the name by which graphs find the settings of hooks; hooks that pack equally have the same."""
     settings = Settings(hooks.packer.codec, hooks.bits, hooks.rules, hooks.whole_model)
     rules = zlib.crc32(" ".join(sorted(map(str, settings.rules))).encode())
     form = f"{settings.codec!r} {settings.bits} {rules} {settings.whole_model}"
@@ -54,7 +54,7 @@ def form_of(hooks: Hooks) -> str:
 
 
 class RegionHooks(Hooks):
-    """The hooks of one trace of a region; they know no tensor of others."""
+    """The hooks of one trace of a region; they know no tensors of other traces."""
 
     def __init__(self, settings: Settings) -> None:
         rules = {function: _out_of_place(rule) for function, rule in settings.rules.items()}

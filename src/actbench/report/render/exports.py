@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from actbench.errors import StoreError, UsageError
-from actbench.leftovers import file_beside
 from actbench.paths import check_makeable
+from actbench.tempfiles import file_next_to
 
 Text = str | bytes | Iterable[str]
 """A text, the bytes of a picture, or the lines of a text, made as they are written."""
@@ -82,7 +82,7 @@ def _staged(target: Path, text: Text, held: ExitStack) -> Path:
     if target.is_dir():
         raise StoreError(_is_a_folder(target))
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary, file = held.enter_context(file_beside(target))
+    temporary, file = held.enter_context(file_next_to(target))
     file.writelines(_encoded(text))
     file.flush()
     os.fsync(file.fileno())

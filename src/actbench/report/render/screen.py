@@ -25,7 +25,7 @@ LIMIT = 500
 """Most rows, and most notes, on a terminal."""
 
 NOTE_LINES = 5
-"""Lines that notes take below a table, where nobody asks for all."""
+"""Lines that notes take below a table, unless all are asked for."""
 
 _BOX = box.SIMPLE_HEAD
 
@@ -46,7 +46,7 @@ class Screen:
         yield from (Text(line, style="bold") for line in table.lead)
         yield from console.render(_grid(table.title, shown.text), options)
         notes = in_lines(table.notes[:LIMIT], options.max_width, self.note_lines, table.details)
-        for line in [*shown.told, *notes]:
+        for line in [*shown.notes, *notes]:
             yield Text(line, style="dim")
         if len(table.frame) > LIMIT or len(table.notes) > LIMIT:
             yield Text(_left_out(len(table.frame), len(table.notes)), style="dim")
@@ -116,7 +116,7 @@ def _lines(table: Table, options: ConsoleOptions, note_lines: int | None) -> Ite
         if table.title:
             yield from _paragraphs([table.title], options.max_width)
         shown = fitted(table, options.max_width)
-        text, told = shown.text, shown.told
+        text, notes = shown.text, shown.notes
         one_line = {
             key: [each if each.isprintable() else " ".join(each.split()) for each in texts]
             for key, texts in text.texts.items()

@@ -38,20 +38,20 @@ class Fitted:
         text: The cells of the shown columns.
         left_out: Titles of what is not shown.
         names: The full name of each shortened name.
-        alike: Values that all rows share, by the titles of their columns, which are not shown.
+        constants: Values that all rows share, by the titles of their columns, which are not shown.
     """
 
     text: Cells
     left_out: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict)
-    alike: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def told(self) -> list[str]:
+    def notes(self) -> list[str]:
         """Lines below the table."""
         lines = [f"{short} is {name}." for short, name in self.names.items()]
-        if self.alike:
-            lines.append(f"{SAME}: {', '.join(f'{title.lower()} {value}' for title, value in self.alike.items())}.")
+        if self.constants:
+            lines.append(f"{SAME}: {', '.join(f'{title.lower()} {value}' for title, value in self.constants.items())}.")
         if self.left_out:
             lines.append(f"Hidden for lack of space: {', '.join(self.left_out)} (widen the window, or --columns).")
         return lines
@@ -67,11 +67,11 @@ def fitted(table: Table, width: int) -> Fitted:
     while _total(least, kept) > width and (detail := max(column.detail for column in kept)):
         kept = _without_last(kept, lambda column: column.detail == detail)
     left_out = [column.title for column in text.columns if column not in kept]
-    alike: dict[str, str] = {}
+    constants: dict[str, str] = {}
     if _total(least, kept) > width:
         same = [column for column in kept if column.key in _ALIKE and len(set(text.frame[column.key])) == 1]
         if len(same) < len(kept):
-            alike = {column.title: text.frame[column.key].iloc[0] for column in same}
+            constants = {column.title: text.frame[column.key].iloc[0] for column in same}
             kept = tuple(column for column in kept if column not in same)
     if _total(least, kept) > width:
         bare = _without_spreads(text)
@@ -92,7 +92,7 @@ def fitted(table: Table, width: int) -> Fitted:
             short = _short_names(texts[key], least[key] + room)
             texts[key] = [short[text] for text in texts[key]]
             names |= {cut: name for name, cut in short.items() if cut != name}
-    return Fitted(Cells(kept, framed(texts, text.frame)), tuple(left_out), names, alike)
+    return Fitted(Cells(kept, framed(texts, text.frame)), tuple(left_out), names, constants)
 
 
 def _without_last(kept: tuple[Column[Any], ...], goes: Callable[[Column[Any]], bool]) -> tuple[Column[Any], ...]:

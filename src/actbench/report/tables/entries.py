@@ -127,7 +127,7 @@ class Entry(NamedTuple):
 
     @property
     def rows(self) -> int | None:
-        """Rows of a batch; None for a script where nobody knows them."""
+        """Rows of a batch; None for a script whose rows are unknown."""
         return rows_of(self.record.case, self.measured or self.same_model)
 
     @property
@@ -163,7 +163,7 @@ def join(
 ) -> list[Entry]:
     """Return an entry for each record, in an order that depends only on the cases; for several seeds it is one.
 
-    Comparable rows are next to each other: those of ``schemes`` in this order, and of others the exact model first,
+    Comparable rows are next to each other: those of ``schemes`` in this order, and then the exact model first,
     then single schemes, then compositions. Records for which ``part`` gives different values are never one entry.
     """
     seeded = over_seeds(records, part)

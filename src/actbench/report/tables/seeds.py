@@ -50,13 +50,13 @@ def over_seeds(
     """
     if len({record.case.seed for record in records}) < 2:
         return list(map(Seeded, records))
-    alike: dict[Any, list[MeasuredRecord]] = {}
+    groups: dict[Any, list[MeasuredRecord]] = {}
     for place, record in enumerate(records):
         group = group_of(record)
         key = (*group[:_SEED], *group[_SEED + 1 :], record.case.scheme, record.label, part(record))
         is_measured = isinstance(record.outcome, Measurement)
-        alike.setdefault(key if is_measured else place, []).append(record)
-    return [_as_one(same) if len(same) > 1 else Seeded(same[0]) for same in map(_latest, alike.values())]
+        groups.setdefault(key if is_measured else place, []).append(record)
+    return [_as_one(same) if len(same) > 1 else Seeded(same[0]) for same in map(_latest, groups.values())]
 
 
 def _latest(records: Sequence[MeasuredRecord]) -> list[MeasuredRecord]:

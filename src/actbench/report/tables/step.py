@@ -80,7 +80,7 @@ def _operator_table(found: Sequence[tuple[MeasuredRecord, EstimatedTime]], setti
 
 
 def _by_operator(times: Mapping[str, EstimatedTime], *, is_beside: bool) -> list[_Operator]:
-    """Return the operators that run within the step, or beside it, the dearest first."""
+    """Return the operators that run within the step, or beside it, the most expensive first."""
     found = {
         scheme: {each.name: each for each in time.by_operator if each.is_beside == is_beside}
         for scheme, time in times.items()

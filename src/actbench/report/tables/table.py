@@ -132,7 +132,7 @@ def _saving_nothing(entries: Sequence[Entry]) -> Iterable[str]:
 
     Schemes that make the step faster are left out.
     """
-    alike: dict[tuple[str, str], list[MeasuredRecord]] = {}
+    groups: dict[tuple[str, str], list[MeasuredRecord]] = {}
     for entry in entries:
         measured, before, against = entry.measured, entry.exact_peak_bytes, ""
         if entry.previous is not None and entry.previous.case.scheme != "exact":
@@ -140,9 +140,9 @@ def _saving_nothing(entries: Sequence[Entry]) -> Iterable[str]:
         about = None if measured is None or measured is entry.exact else about_peak(measured, entry.record.case)
         is_faster = (step_change(entry) or 0.0) <= -_FASTER
         if about and measured and before and not is_faster and abs(1 - measured.peak_bytes / before) < _NOTHING:
-            alike.setdefault((against, about), []).append(entry.record)
+            groups.setdefault((against, about), []).append(entry.record)
     table = [entry.record for entry in entries]
-    for (against, about), records in alike.items():
+    for (against, about), records in groups.items():
         yield f"{names_of(records, table)}: no lower peak{against}: it {about.removeprefix('the peak ')}"
 
 

@@ -123,10 +123,10 @@ class Column(Generic[Item]):
 
     Attributes:
         key: Name in CSV and data frames; amounts carry their base unit in it.
-        title: Name in front of people.
+        title: Heading.
         unit: ``share`` is a fraction of 1, ``change`` one with a sign, ``ratio`` a factor, ``reduction`` a factor
             that is shown as "all" above 1,000, ``rate`` samples a second.
-        compute: From an item to its value.
+        compute: Computes the cell of an item.
         better: Which direction is an improvement, where one is.
         spread_of: Key of the column whose plus-minus this one is.
         estimate_of: Key of the column in whose cells this one stands where it has a value; a file has both.

@@ -51,9 +51,9 @@ class Recipe(BaseRecipe):
     @field_validator("scheme")
     @classmethod
     def _no_scheme_twice(cls, rows: tuple[SchemeRow, ...]) -> tuple[SchemeRow, ...]:
-        alike: dict[tuple[str, ...], list[SchemeRow]] = {}
+        groups: dict[tuple[str, ...], list[SchemeRow]] = {}
         for row in rows:
-            before = alike.setdefault(row.parts, [])
+            before = groups.setdefault(row.parts, [])
             for other in before:
                 if row.alone == other.alone and row.meets(other):
                     raise ValueError(f"the same scheme is given twice: {other.spec!r} and {row.spec!r}")

@@ -54,7 +54,7 @@ class _Clock:
         self.exchanges = Exchanges(lambda found: exchanging(found, links, shares))
 
     def run(self, done: Sequence[Done]) -> None:
-        """Let a step pass."""
+        """Simulate one step."""
         self.phases.clear()
         self.operators.clear()
         self.beside.clear()
@@ -187,7 +187,7 @@ def computing(work: OperatorWork, rates: Rates, efficiencies: Efficiencies) -> f
 
 
 def _measured(work: OperatorWork, efficiencies: Efficiencies) -> Curve | Surface | None:
-    """Return what an operator took on the device itself; None where nobody measured it."""
+    """Return what an operator took on the device itself; None where it was not measured."""
     known = ((label, work.precision) for label in work.labels)
     return next((efficiencies.operators[key] for key in known if key in efficiencies.operators), None)
 
@@ -255,7 +255,7 @@ def communication(done: Sequence[Done]) -> tuple[Communication, ...] | None:
 
 
 def _by_operator(sums: dict[str, _Sum]) -> tuple[OperatorTime, ...]:
-    """Return the dearest operators, and the rest in one."""
+    """Return the most expensive operators, and the rest as one."""
     ranked = sorted(sums.items(), key=lambda item: -item[1].seconds)
     named, rest = ranked[:_MOST_NAMED], [total for _, total in ranked[_MOST_NAMED:]]
     if rest:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from actbench.model.records import Phase
+from actbench.simulator.cachingmode import tensors_of
 from actbench.simulator.cost.collectives import collective_of, is_collective
 from actbench.simulator.cost.queues import IN_ORDER, Queues, Turn
 from actbench.simulator.cost.work import OperatorWork, exchange, idle, idle_work, work_of, written
 from actbench.simulator.places import is_on_card
-from actbench.simulator.recalled import tensors_of
 
 _PLAIN = (int, bool, float, type(None), torch.dtype)
 _WAITS = ("wait_tensor", "wait_tensors")
@@ -104,7 +104,7 @@ class Recorder:
     def _turn(
         self, phase: Phase, work: OperatorWork, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
     ) -> Turn:
-        """Return when an operator runs; a view waits for nobody."""
+        """Return when an operator runs; a view waits for nothing."""
         if not self._queues.concern(work.name) or (work.kind is None and work.name not in _WAITS):
             return IN_ORDER
         made = tensors_of(result) or written(func, args)

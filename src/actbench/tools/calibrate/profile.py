@@ -49,8 +49,8 @@ def points_of(samples: Iterable[Sample]) -> pandas.DataFrame:
     shapes = frame.groupby([*_OPERATOR, "kind", "moved", "flops"], as_index=False).taken.median()
     shapes["size"] = shapes.moved.where(shapes.flops > 0, np.floor(np.log2(shapes.moved) / _WIDTH))
     shapes["log"], shapes["slow"] = np.log(shapes.moved), shapes.taken / shapes.moved
-    alike = shapes.groupby([*_OPERATOR, "kind", "size", "flops"], as_index=False)
-    points: pandas.DataFrame = alike.agg({"log": "mean", "slow": "median"})
+    grouped = shapes.groupby([*_OPERATOR, "kind", "size", "flops"], as_index=False)
+    points: pandas.DataFrame = grouped.agg({"log": "mean", "slow": "median"})
     points["moved"] = np.exp(points.log).round()
     points["taken"] = points.slow * points.moved
     points["taken"] = points.taken.where(points.flops > 0, points.groupby(_OPERATOR).taken.cummax())

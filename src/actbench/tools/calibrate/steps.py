@@ -12,7 +12,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 from actbench import scheme as schemes, workload as workloads
-from actbench.errors import ActbenchError, is_out_of_memory, told
+from actbench.errors import ActbenchError, is_out_of_memory, message_of
 from actbench.model.records import Case
 from actbench.scheme.setup import TrainStep
 from actbench.tools.calibrate.stopwatch import Clock, Sample, Stopwatch
@@ -81,7 +81,7 @@ def noting(name: str, notes: list[str]) -> Iterator[None]:
         if not isinstance(error, ActbenchError) and not is_out_of_memory(error):
             if name.startswith("exact "):
                 raise
-            notes.append(f"Not measured, because it failed: {name}: {told(error)}.")
+            notes.append(f"Not measured, because it failed: {name}: {message_of(error)}.")
 
 
 def plan(device: torch.device, specs: Sequence[str] | None = None) -> list[tuple[str, Sequence[Model]]]:

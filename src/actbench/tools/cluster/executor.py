@@ -154,14 +154,14 @@ class RayExecutor:
     def _end(self, cases: Cases, tell: Callable[[Told], object], task: Any, replied: Future[str]) -> None:
         ended = self._at_work.pop(task)
         try:
-            for told in self._told(cases, replied):
+            for told in self._outcomes(cases, replied):
                 tell(told)
-        except BaseException as error:  # whoever waits is told, in a thread of its own
+        except BaseException as error:  # passed on to the thread that waits
             ended.set_exception(error)
         else:
             ended.set_result(None)
 
-    def _told(self, cases: Cases, replied: Future[str]) -> Iterator[Told]:
+    def _outcomes(self, cases: Cases, replied: Future[str]) -> Iterator[Told]:
         """Yield what came of a task; a MeasurementError if a node has another actbench."""
         errors = self._ray.exceptions
         try:

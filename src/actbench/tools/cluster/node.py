@@ -222,7 +222,7 @@ def files_of(cases: Iterable[Case]) -> dict[str, str]:
     told = dict.fromkeys((case.model, case.scheme, case.device_profile) for case in cases)
     names = dict.fromkeys(name for each in told for name in _named(*each))
     ours = (name for name in names if not os.path.isabs(name) and not name.startswith("~"))
-    return {name: _text(name) for name in ours if Path(name).is_file()}  # the node says of others that they are missing
+    return {name: _text(name) for name in ours if Path(name).is_file()}  # the node reports other modules as missing
 
 
 def _named(model: str, scheme: str, device_profile: str | None) -> Iterator[str]:

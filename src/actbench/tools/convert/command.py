@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 from actbench.cli.app import command, count_option, option, seconds_option
 from actbench.cli.flags import ModelArgument, ModelFlags, OutputOption, expanded
-from actbench.cli.givenschemes import schemes_from
 from actbench.cli.printing import ExportFlags, ProgressFlags, call_task, export, readers, remark, show
+from actbench.cli.schemeargs import schemes_from
 from actbench.errors import UsageError
 from actbench.model.declared import check_model
 from actbench.model.records import Case

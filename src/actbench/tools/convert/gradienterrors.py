@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from actbench.errors import StoreError, told
+from actbench.errors import StoreError, message_of
 from actbench.model.measured import MeasuredRecord, Measurement
 from actbench.model.records import Case
 from actbench.report import kinds
@@ -52,7 +52,7 @@ def _records(file: Path, needed: list[bytes]) -> list[MeasuredRecord]:
     try:
         lines = file.read_bytes().splitlines(keepends=True)
     except OSError as error:
-        _warn(f"{file}: {told(error)}")
+        _warn(f"{file}: {message_of(error)}")
         return []
     for number, line in enumerate(lines, 1):
         if all(text in line for text in needed):
@@ -60,7 +60,7 @@ def _records(file: Path, needed: list[bytes]) -> list[MeasuredRecord]:
                 found.append(MeasuredRecord.model_validate_json(line))
             except (ValueError, StoreError) as error:
                 if line.endswith(b"\n"):  # else a sweep was killed while it wrote its last record
-                    _warn(f"{file}, line {number}: {told(error).splitlines()[0]}")
+                    _warn(f"{file}, line {number}: {message_of(error).splitlines()[0]}")
     return found
 
 

@@ -29,9 +29,9 @@ class _Folded(NamedTuple):
 
 
 def folded(places: Sequence[T]) -> list[tuple[T, int]]:
-    """Return places, those alike as one with ``[first-last]`` in its path, as ``only=`` takes it, and how many it is.
+    """Return places, equal ones as one with ``[first-last]`` in its path, as ``only=`` takes it, and how many it is.
 
-    Places are alike if they are equal except for their paths, and the paths differ only in consecutive numbers. A row
+    Places are equal if they do not differ except for their paths, and the paths differ only in consecutive numbers. A row
     stands where the first of its places stood.
     """
     rows = [
@@ -127,7 +127,7 @@ def sites_table(
     """Return the converted sites, with the bytes each saves for backward before and after, and totals.
 
     Sites that never ran are shown and not counted. ``saved_bytes`` is the saving of the whole model: if the sites save
-    more than that, a note says that other layers keep the rest. With ``fold`` sites that are alike are one row, with
+    more than that, a note says that other layers keep the rest. With ``fold`` equal sites are one row, with
     their sums.
     """
     ran = [site for site in sites if site.calls != 0]
@@ -159,10 +159,10 @@ def unreached_table(unreached: Sequence[Unreached]) -> Table:
 
     Alike ones are one row, and so are many of one kind that are left for one reason.
     """
-    alike: dict[tuple[str, str], list[tuple[Unreached, int]]] = {}
+    groups: dict[tuple[str, str], list[tuple[Unreached, int]]] = {}
     for place, times in folded(unreached):
-        alike.setdefault((place.kind, place.reason), []).append((place, times))
-    shown = [each for rows in alike.values() for each in (_in_one(rows) if len(rows) > _MOST_ALONE else rows)]
+        groups.setdefault((place.kind, place.reason), []).append((place, times))
+    shown = [each for rows in groups.values() for each in (_in_one(rows) if len(rows) > _MOST_ALONE else rows)]
     return fill("Not converted", UNREACHED, [place for place, _ in shown])
 
 
@@ -177,7 +177,7 @@ def _in_one(rows: Sequence[tuple[Unreached, int]]) -> list[tuple[Unreached, int]
 
 
 def _times(site: Site, times: int) -> Site:
-    """Return a site as the sum of several that are alike."""
+    """Return a site as the sum of several equal ones."""
     counted = {name: getattr(site, name) for name in ("bytes_before", "bytes_after", "calls")}
     return site.model_copy(update={name: times * each for name, each in counted.items() if each is not None})
 

@@ -13,10 +13,10 @@ from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
 from actbench.errors import ModelError, StoreError
-from actbench.leftovers import folder_beside, let_go
 from actbench.model.provenance import Versions
 from actbench.model.records import Case, FloatType, Site, Unreached, WorkloadSettings
 from actbench.paths import check_makeable, read_bytes
+from actbench.tempfiles import folder_next_to, unmark
 from actbench.units import format_bytes
 
 
@@ -35,11 +35,11 @@ def staged(folder: Path, *, replaceable: bool) -> Iterator[Path]:
         with _writing(folder):
             refuse_taken(folder, replaceable=replaceable)
             folder.parent.mkdir(parents=True, exist_ok=True)
-            stage = held.enter_context(folder_beside(folder))
+            stage = held.enter_context(folder_next_to(folder))
         yield stage
         with _writing(folder):
             _put_in_place(stage, folder)
-            let_go(folder)
+            unmark(folder)
 
 
 def refuse_taken(folder: Path, *, replaceable: bool) -> None:

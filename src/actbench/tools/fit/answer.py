@@ -82,8 +82,8 @@ class Fitted:
 
         These are the fastest of those that fit, or else those that need least.
         """
-        alike = self._alike(adapters)
-        return ([*filter(self.has_room_for, alike)] or sorted(alike, key=lambda each: each.need_bytes))[:3]
+        similar = self._alike(adapters)
+        return ([*filter(self.has_room_for, similar)] or sorted(similar, key=lambda each: each.need_bytes))[:3]
 
     def _alike(self, adapters: bool) -> list[PlannedStep]:
         if adapters and self.exact.training.trained == "adapters":
@@ -126,8 +126,8 @@ class Fitted:
     def usual(self) -> list[PlannedStep]:
         """Return the usual stacks that were simulated, and the exact step, the fastest first."""
         base = self.exact.record.asked.scheme
-        alike = (each for each in self.tried if each.optimizer == self.exact.optimizer)
-        return [each for each in alike if each is self.exact or is_usual(each.spec, base)]
+        similar = (each for each in self.tried if each.optimizer == self.exact.optimizer)
+        return [each for each in similar if each is self.exact or is_usual(each.spec, base)]
 
     def uniform(self, *, exact: bool) -> PlannedStep | None:
         """Return the fastest plan that fits and does the same with all blocks, of exact or of any gradients."""

@@ -17,11 +17,11 @@ from actbench.packing import savedtensors
 from actbench.scheme.facets import Spread
 from actbench.scheme.setup import TrainingSetup
 from actbench.simulator import blockmarks
-from actbench.simulator.recalled import beginning_with
-from actbench.simulator.sharedrecipes import SharedRecipes
+from actbench.simulator.cachingmode import starting_from
+from actbench.simulator.sharedopcache import SharedOpCache
 from actbench.simulator.simulated import SimulatedMeter
 
-_shared: SharedRecipes | None = None
+_shared: SharedOpCache | None = None
 """Recipes that the cases of a fit share; None in a process that no fork server has started."""
 
 
@@ -29,7 +29,7 @@ def before_forks() -> None:
     """Make the file in which the processes that are forked from this one share recipes; it ends with them."""
     global _shared
     with tempfile.TemporaryFile() as file:
-        _shared = SharedRecipes(os.dup(file.fileno()))
+        _shared = SharedOpCache(os.dup(file.fileno()))
 
 
 class Session(bench.Session):
@@ -42,8 +42,8 @@ class Session(bench.Session):
     def __init__(self, case: Case) -> None:
         self._inspects = schemes.build(case.scheme).facet(Spread) is not None
         key = f"{case.device_profile} {case.torch_era} {case.workspaces}"
-        self._recipes = None if _shared is None else _shared.take(key)
-        with beginning_with({} if self._recipes is None else self._recipes.known):
+        self._recipes = None if _shared is None else _shared.load(key)
+        with starting_from({} if self._recipes is None else self._recipes.known):
             super().__init__(case)
 
     def memory(self) -> Measurement:
@@ -52,7 +52,7 @@ class Session(bench.Session):
             return self._seen()
         finally:
             if self._recipes is not None:
-                self._recipes.give()
+                self._recipes.publish()
 
     def _seen(self) -> Measurement:
         if not self.scheme.changes or self._inspects:

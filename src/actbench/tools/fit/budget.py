@@ -97,7 +97,7 @@ class Budget:
         return is_within
 
     @property
-    def told(self) -> str:
+    def reason(self) -> str:
         """The sentence that comes before an answer from only some of the simulations; empty if all were made."""
         if not self.cut_short:
             return ""

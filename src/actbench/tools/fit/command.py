@@ -12,7 +12,6 @@ from actbench.cli import completions
 from actbench.cli.app import Exit, argument, command, count_option, named, one_of, option, seconds_option
 from actbench.cli.clusters import ClusterFlags
 from actbench.cli.flags import MODELS, OutputOption, StepFlags, TimeoutOption, device_option, expanded
-from actbench.cli.givenschemes import checked_schemes, schemes_from
 from actbench.cli.printing import (
     ExportFlags,
     ProgressFlags,
@@ -23,6 +22,7 @@ from actbench.cli.printing import (
     remark,
     show,
 )
+from actbench.cli.schemeargs import checked_schemes, schemes_from
 from actbench.errors import UsageError
 from actbench.model.declared import check_model, check_scheme
 from actbench.model.records import Case, Optimizer

@@ -171,8 +171,8 @@ class Costs:
             after[-1] -= read.blocks[-2].output_bytes  # its caller drops the input of the last block once it returns
         left = done - before  # by this block and all after it
         kinds = [block.kind for block in read.blocks]
-        alike = [place for place, kind in enumerate(kinds[:-1]) if kind == kinds[-1]]
-        last = float(left[alike[-1]] - left[alike[-1] + 1]) if alike else 0.0  # of the last, by the nearest equal one
+        equal = [place for place, kind in enumerate(kinds[:-1]) if kind == kinds[-1]]
+        last = float(left[equal[-1]] - left[equal[-1] + 1]) if equal else 0.0  # of the last, by the nearest equal one
         gradients = np.append(left[:-1] - left[1:], last) if like is None else like.gradients
         top_gradients = left[-1] - last if like is None else like.top_gradients
         after_each = top_gradients + np.append(np.cumsum(gradients[:0:-1])[::-1], 0.0)

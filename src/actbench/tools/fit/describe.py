@@ -33,7 +33,7 @@ class Part:
 
 
 def parts_of(spec: str, blocks: Sequence[str], base: str = "exact") -> list[Part]:
-    """Return what a specification does: with blocks, those that are treated alike together, and then with the rest.
+    """Return what a specification does: with blocks, those that are treated equally together, and then with the rest.
 
     ``blocks`` are the paths of the model's blocks, in the order of the forward pass; none are known of older records.
     ``base`` is what every plan has, and is left out.
@@ -48,17 +48,17 @@ def parts_of(spec: str, blocks: Sequence[str], base: str = "exact") -> list[Part
     for name, inside, _ in placed:
         for path in inside:
             done.setdefault(path, []).append(name)
-    alike: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[tuple[str, ...], list[str]] = {}
     for path in blocks:
         if path in done:
-            alike.setdefault(tuple(done[path]), []).append(path)
+            groups.setdefault(tuple(done[path]), []).append(path)
     outside: dict[tuple[str, ...], list[str]] = {}
     for name, inside, others in placed:
         if others or not inside:
             outside.setdefault(others, []).append(name)
     limited = {tuple(names): others for others, names in outside.items() if others}
     return [
-        *(Part(names, tuple(paths), limited.pop(names, ())) for names, paths in alike.items()),
+        *(Part(names, tuple(paths), limited.pop(names, ())) for names, paths in groups.items()),
         *(Part(names, (), others) for names, others in limited.items()),
         *(Part((name,)) for name in outside.get((), [])),
     ]

@@ -341,8 +341,8 @@ def _result(planner: Planner, made: Simulations) -> FitResult:
         error=error,
         counted=tuple(made.counted(error)),
         failed=made.crashed,
-        cut_short=made.budget.told,
-        knows_least=planner.knows_least and not made.budget.told,
+        cut_short=made.budget.reason,
+        knows_least=planner.knows_least and not made.budget.reason,
         refused={
             candidate.name: outcome
             for candidate, outcome in planner.refused.items()

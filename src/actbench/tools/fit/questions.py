@@ -44,7 +44,7 @@ def _shown(
     made: Simulations, table: Table, chosen: Sequence[PlannedStep], remarks: Sequence[str], show_code: int
 ) -> Shown:
     """Return what is shown of a question: a table of chosen plans, the nearest to the exact step first."""
-    cut_short = made.budget.told
+    cut_short = made.budget.reason
     lead = [cut_short if chosen else f"Nothing found yet. {cut_short}"] if cut_short else []
     notes = (*table.notes, *about_crashed(made.crashed, made.path))
     records = tuple({each.record.case: each.record for each in chosen}.values())
@@ -492,7 +492,7 @@ def over_processes(case: Case, counts: Sequence[int], asked: Asked, means: Means
     remarks += [f"cannot be: {way}: {why}" for way, why in shardings.refused.items()]
     if shardings.left_out:
         left = ", ".join(shardings.left_out)
-        remarks.append(f"estimated only with all blocks alike, because other ways promise more: {left}")
+        remarks.append(f"estimated only with all blocks treated equally, because other ways promise more: {left}")
     return _shown(made, table, [each.step for each in rows], remarks, show_code)
 
 

@@ -122,7 +122,7 @@ class FitRecord(Record[Case, Annotated[Measurement | Failure, Field(discriminato
         of_copy: Whether the model is a copy with fewer blocks, or a smaller one on which errors of the gradient are
             measured: it only says what is worth simulating.
         gradient_error: Relative L2 error of the gradient, as the errors of its parts add up; None without a limit.
-        joined: Whether the step was joined from the traces of others, and not simulated.
+        joined: Whether the step was joined from traces of other steps, and not simulated.
         earlier: Requests that the same simulation served before, the first one first.
     """
 
@@ -154,7 +154,7 @@ class FitRecord(Record[Case, Annotated[Measurement | Failure, Field(discriminato
 
 
 def is_crash(outcome: Measurement | Failure) -> TypeGuard[Failure]:
-    """Whether a simulation crashed: its process died, or raised an error that nobody expected."""
+    """Whether a simulation crashed: its process died, or raised an unexpected error."""
     return isinstance(outcome, Failure) and outcome.reason == "crash"
 
 

@@ -104,7 +104,7 @@ class Simulations:
     taken: set[Case] = field(default_factory=set, repr=False)
     crashed: dict[Case, Failure] = field(default_factory=dict, repr=False)
     _search: str = field(default="plans", repr=False)
-    _planned: list[Case] = field(default_factory=list, repr=False)  # progress counts them, whoever planned them
+    _planned: list[Case] = field(default_factory=list, repr=False)  # progress counts all of them
 
     def __post_init__(self) -> None:
         """Let the time begin."""
@@ -201,9 +201,9 @@ class Simulations:
         if of_copy and isinstance(outcome, Measurement):
             inside = tuple(f"{block.path}." for block in outcome.blocks.blocks) if outcome.blocks else ()
             outside = tuple(site for site in outcome.sites if not f"{site.path}.".startswith(inside))
-            outcome = outcome.model_copy(update={"sites": outside})  # nobody looks at the others, and they are many
+            outcome = outcome.model_copy(update={"sites": outside})  # the others are not shown, and they are many
         if isinstance(outcome, Measurement) and not plan.is_uniform:
-            outcome = outcome.model_copy(update={"trace": None})  # plans are joined from steps whose blocks are alike
+            outcome = outcome.model_copy(update={"trace": None})  # plans are joined from steps whose blocks are equal
         base = () if exact.scheme in ("exact", self.given) else (Candidate.of(exact.scheme),)
         training = training_of([*plan.candidates, *base], getattr(outcome, "warnings", ()))
         said = {"recipe": self.name, "asked": asked, "training": training, "of_copy": of_copy, "recorded_at": now()}

@@ -76,7 +76,7 @@ class _Stage:
         ticks: Time of each option above that of the fastest, (B,).
         errors: Units of squared error, (B,).
         more: Bytes that are held and needed more beside each group of the block before, (G, B).
-        group: Group of each option for the block that follows, (B,): options of a group are alike to it.
+        group: Group of each option for the block that follows, (B,): options of a group are equal to it.
     """
 
     held: Ints

@@ -203,7 +203,7 @@ class Survey:
 
     def _way(self, around: Action, among: Collection[Action] | None = None) -> Way | None:
         """Learn what changes do in one way of computing; None if that cannot be simulated."""
-        start, exact = self._told(around)
+        start, exact = self._simulated_around(around)
         whole = self.outcomes[self.exact] if not around else None
         start = whole if isinstance(whole, Measurement) else start
         if start is None or exact is None:
@@ -236,7 +236,7 @@ class Survey:
         self.space.ways.append(way)
         return way
 
-    def _told(self, around: Action, parts: int = 1) -> tuple[Measurement | None, Costs | None]:
+    def _simulated_around(self, around: Action, parts: int = 1) -> tuple[Measurement | None, Costs | None]:
         """Simulate a step with changes around the blocks; return a measurement and the costs of the whole model."""
         cases = self._cases(around)
         found = self.measured(dict.fromkeys(cases, Plan(around)))
@@ -333,7 +333,7 @@ class Survey:
         }
         for fewest, count in wanted.items():
             around = way.around | {fewest}
-            _, exact = self._told(around, count)
+            _, exact = self._simulated_around(around, count)
             self._note(frozenset({fewest}), self._cases(around)[0])
             if exact is None:
                 continue

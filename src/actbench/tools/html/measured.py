@@ -132,7 +132,7 @@ def rows_drawn(entries: Sequence[Entry]) -> list[Row]:
         held = measured.peak_parts.model_dump() if measured.peak_parts else {}
         rows[name] = Row(
             name=name,
-            told="\n".join([scheme, *(f"{title}: {text}" for title, text in texts.items() if text)]),
+            label="\n".join([scheme, *(f"{title}: {text}" for title, text in texts.items() if text)]),
             meter=meter,
             peak_bytes=measured.peak_bytes,
             seconds=time.seconds if time else None,

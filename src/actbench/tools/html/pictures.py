@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
     Attributes:
         name: What no other row is called.
-        told: What the pointer shows of it.
+        label: What the pointer shows of it.
         peak_bytes: Most bytes allocated.
         seconds: Of a step; None if it was not timed.
         is_best: Whether no other row of its meter beats it in both memory and time.
@@ -53,7 +53,7 @@ class Row(NamedTuple):
     """
 
     name: str
-    told: str
+    label: str
     meter: str
     peak_bytes: int
     seconds: float | None
@@ -87,7 +87,7 @@ def memory_against_time(rows: Sequence[tuple[Row, float]], limit: int | None) ->
     for row, seconds in rows:
         shape, fill = ("diamond", "none") if row.is_estimated else ("circle", ACCENT)
         style = {"stroke": ACCENT, "stroke_width": "2", "opacity": "1" if row.is_best else "0.3", "fill": fill}
-        chart.dot(seconds, row.peak_bytes, row.told, shape, **style)
+        chart.dot(seconds, row.peak_bytes, row.label, shape, **style)
     ranked = sorted(rows, key=lambda each: not each[0].is_best)
     named = [each for each in ranked if len(rows) <= _FEW or each[0].is_best or each[0].name == "exact"]
     chart.names((seconds, row.peak_bytes, row.name) for row, seconds in named)
@@ -101,7 +101,7 @@ def error_beside_memory(rows: Sequence[tuple[Row, float]]) -> Picture:
     x = powers("relative error of the gradient", [error for _, error in rows])
     chart = Chart(x, linear("peak", [row.peak_bytes for row, _ in rows], BYTES))
     for row, error in rows:
-        chart.dot(error, row.peak_bytes, row.told, fill=ACCENT, stroke="none")
+        chart.dot(error, row.peak_bytes, row.label, fill=ACCENT, stroke="none")
     if len(rows) <= _FEW:
         chart.names((error, row.peak_bytes, row.name) for row, error in rows)
     about = "Relative L2 distance of one gradient from the exact model's. Zero is the exact gradient."
@@ -120,7 +120,7 @@ def stacked_bars(rows: Sequence[Row], limit: int | None) -> Picture:
         begin = 0
         for title, colour in colours.items():
             if held := row.parts.get(title, 0):
-                chart.bar(place, begin, begin + held, f"{title} {format_bytes(held)}\nof {row.told}", colour)
+                chart.bar(place, begin, begin + held, f"{title} {format_bytes(held)}\nof {row.label}", colour)
                 begin += held
     for each in limits:
         chart.rule(f"limit {format_bytes(each)}", x=each)

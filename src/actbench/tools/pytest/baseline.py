@@ -50,7 +50,7 @@ class Reading(Data):
             return None
         return self.peak_bytes / before.peak_bytes - 1 if before.peak_bytes else None
 
-    def told(self, before: Reading) -> str:
+    def compared_with(self, before: Reading) -> str:
         """Return how the peak differs from the last passing run, as a sentence."""
         change = self.change(before)
         if change is None:

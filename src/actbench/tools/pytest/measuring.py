@@ -50,7 +50,7 @@ def on_card(item: pytest.Function) -> Iterator[None]:
     item.user_properties.append((MARK, reading.model_dump_json()))
     before = item.config.stash.get(BEFORE, {}).get(item.nodeid)
     if why := list(_reasons(asked, measured, reading, before, item.config.stash.get(THRESHOLD, None))):
-        more = [] if before is None else [reading.told(before)]
+        more = [] if before is None else [reading.compared_with(before)]
         tables = [markdown(table) for table in script_tables(measured)]
         text = "\n".join([*why, *more, *measured.warnings, "", *tables])
         raise pytest.fail.Exception(text, pytrace=False) from None  # what ended the training loop is no news

@@ -9,11 +9,11 @@ from typing import Final
 from torch import distributed
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from actbench.measuring.processgroup import take_gpu
 from actbench.measuring.ranks import Ranks
-from actbench.measuring.world import take_gpu
 from actbench.tools.ranks.launch import Meeting
 
-_WAITING: Final = timedelta(days=7)  # whoever started the processes ends them where one fails or takes too long
+_WAITING: Final = timedelta(days=7)  # the launcher ends the processes where one fails or takes too long
 _LOST: Final = ("gloo", "Connection closed by peer", "Connection reset by peer")
 
 

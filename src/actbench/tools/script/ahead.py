@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from actbench.model.records import Built
-from actbench.tools.script.libraries.arrivals import changed, on_arrival
+from actbench.tools.script.libraries.importpatches import changed, patch_on_import
 
 _SCANNED_ALIKE, _SCANNED = 64, 100_000
 """Over how many batches of one size, and over how many in all a loader's largest batch is looked for."""
@@ -45,7 +45,7 @@ class Scan(NamedTuple):
 
 
 def scan(batches: Iterator[Any], load: Callable[[Any], Any], seconds: float, samples: float = math.inf) -> Scan:
-    """Take batches, and weigh them, until there are no more, all are alike, time ends, or ``samples`` were taken.
+    """Take batches, and weigh them, until there are no more, all are equal, time ends, or ``samples`` were taken.
 
     So many samples are in the data set: a loader whose batches were made larger reads it many times over.
     """
@@ -84,7 +84,7 @@ class Ahead:
 
         with (
             changed(DataLoader, "__init__", _adding(self._waiting)),
-            on_arrival({"transformers.trainer": trainers}, {}, lambda package: None),
+            patch_on_import({"transformers.trainer": trainers}, {}, lambda package: None),
         ):
             yield
 
@@ -102,7 +102,7 @@ class Ahead:
             self._given.append((load, batch))
             yield batch
 
-    def told(self, built: Built) -> Built:
+    def read(self, built: Built) -> Built:
         """Return what is known of a run with what its loaders would still give."""
         more: dict[str, Any] = {}
         with suppress(Exception):  # of a data set that cannot be read twice: nothing is known

@@ -29,7 +29,7 @@ from actbench.tools.script.steps.counting import Step
 from actbench.tools.script.steps.schemes import Snapshot, refused
 from actbench.tools.script.steps.steps import Ended
 from actbench.tools.script.trials import Finish, Forked, largest_batch
-from actbench.tools.script.values.draws import DrawnStates
+from actbench.tools.script.values.hostrng import GeneratorStates
 from actbench.units import format_bytes
 
 _NO_STEP = (
@@ -89,7 +89,7 @@ class Session:
 
     reads_blocks: ClassVar[bool] = False
 
-    def __init__(self, case: Case, *, timeline: bool = True, drawn: DrawnStates | None = None) -> None:
+    def __init__(self, case: Case, *, timeline: bool = True, drawn: GeneratorStates | None = None) -> None:
         if case.script is None:
             raise MeasurementError(f"{case.name}: the case names no script")
         self.case, self.script = case, case.script
@@ -98,12 +98,12 @@ class Session:
         self._scheme = schemes.build(case.scheme)
         self.seconds, self.chosen, self.ends_at = 0.0, 1.0, math.inf
         self.tried: Callable[[int, bool], object] = lambda batch_size, fits: None
-        self.said: Callable[[str], object] = lambda text: None
+        self.note: Callable[[str], object] = lambda text: None
         self._snapshot: Snapshot | None = None
-        self.drawn = drawn or DrawnStates()
+        self.drawn = drawn or GeneratorStates()
 
     def memory(self) -> Measurement:
-        """Run the script until its steps are alike, and return what a step needs.
+        """Run the script until its steps are equal, and return what a step needs.
 
         Raises:
             ActbenchError: The script came to no step; see :func:`actbench.tools.script.launching.run`.
@@ -152,7 +152,7 @@ class Session:
                 self._snapshot = Snapshot(run.lines.roots, run.steps.optimizers)
 
         torch.manual_seed(self.case.seed)
-        quiet = nullcontext() if is_asked else livememory.told_to(None)
+        quiet = nullcontext() if is_asked else livememory.report_to(None)
         with quiet:
             run = self._opened(script, snapped if script.whole else stepped, ended)
         is_whole, failed = False, None
@@ -244,12 +244,12 @@ class Session:
             passes += 1
             if now - told >= _TELL_SECONDS:
                 told = now
-                self.said(f"step {step}: {passes:,} {'pass' if passes == 1 else 'passes'} of models so far")
+                self.note(f"step {step}: {passes:,} {'pass' if passes == 1 else 'passes'} of models so far")
 
         run.lines.ran = passed
 
     def _say(self, number: int, step: Step) -> None:
-        self.said(f"step {number}: peak {format_bytes(step.peak_bytes)}")
+        self.note(f"step {number}: peak {format_bytes(step.peak_bytes)}")
 
 
 def _launched(script: Script, run: Simulation | RealRun | CudaRun, finish: Finish) -> tuple[bool, str | None]:

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from actbench.cli.app import Context, argument, command, count_option, named, option
 from actbench.cli.flags import DeviceFlags, OutputOption, RequireFitOption, SchemeOption, TimeoutOption, expanded
-from actbench.cli.givenschemes import checked_schemes, schemes_from
 from actbench.cli.printing import (
     LiveFlags,
     ResultFlags,
@@ -23,6 +22,7 @@ from actbench.cli.printing import (
     remark,
     show,
 )
+from actbench.cli.schemeargs import checked_schemes, schemes_from
 from actbench.cli.timeline import CurveFlags, export_timelines, show_timelines, tables_of
 from actbench.errors import UsageError, encodable
 from actbench.model.measured import MeasuredRecord, Measurement
@@ -277,7 +277,7 @@ def _show(
     """Print what came of a script, and write the files.
 
     ``asked`` are the columns that other flags ask for, beside those of --columns, if any. ``is_assumed`` says that
-    nobody named the card. Quiet users know what is made up.
+    the card was not named. With --quiet it is left out.
     """
     from actbench.report.advice import about_limits
     from actbench.report.render.formats import json_lines

@@ -137,12 +137,12 @@ def _parse(file: str, name: str) -> None:
         with warnings.catch_warnings(action="ignore"):  # the script itself gives them
             ast.parse(source, file)
     except SyntaxError as error:
-        raise UsageError(_told(error, file)) from None
+        raise UsageError(_syntax_error(error, file)) from None
     except (ValueError, RecursionError, MemoryError) as error:  # a zero byte; nested too deeply
         raise UsageError(f"{name} cannot be parsed: {error or 'it is nested too deeply'}") from None
 
 
-def _told(error: SyntaxError, file: str) -> str:
+def _syntax_error(error: SyntaxError, file: str) -> str:
     """Return what Python says of a syntax error, with the line and a caret below the place."""
     place = file if error.lineno is None else f"{file}:{error.lineno}"
     told = f"{place}: {type(error).__name__}: {error.msg}"

@@ -78,7 +78,7 @@ class Session(bench.Session):
         """Return a measurement that is an upper bound with what is expected, where that can be simulated."""
         if not found.at_most:
             return found
-        self.said("as is expected")
+        self.note("as is expected")
         other = bench.Session(self.case, timeline=False, drawn=self.drawn)
         other.chosen = _CHOSEN
         simulated = Forked(_silent(other.run_as_it_is)).outcome(min(limit, self._left()))
@@ -106,7 +106,7 @@ class Session(bench.Session):
             saves = []
 
         def begin(scheme: str) -> Forked:
-            self.said(f"with {scheme}")
+            self.note(f"with {scheme}")
             case = self.case.model_copy(update={"scheme": scheme, "script": script})
             other = bench.Session(case, timeline=False, drawn=self.drawn)
             return Forked(_silent(other.run_as_it_is))

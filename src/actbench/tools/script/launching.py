@@ -18,7 +18,6 @@ from actbench.errors import (
     UntraceableError,
     is_out_of_memory,
     is_users,
-    told,
 )
 from actbench.model.scripts import Script
 from actbench.simulator.fake import shapes_only
@@ -65,10 +64,10 @@ def run(script: Script, given_up: GivenUp) -> None:
                 raise type(error)(f"{error}{line_of(error)}") from error
             raise
         except Exception as error:
-            raise _told(script, error) from error
+            raise _error_of(script, error) from error
 
 
-def _told(script: Script, error: Exception) -> ActbenchError:
+def _error_of(script: Script, error: Exception) -> ActbenchError:
     """Return what to say of an error that the script did not catch."""
     where = line_of(error)
     if isinstance(error, EOFError) and error.args == _NO_LINE:  # and not of a file that ends too early
@@ -79,8 +78,8 @@ def _told(script: Script, error: Exception) -> ActbenchError:
     if isinstance(error, KeyError) and {*error.args} & environment(2, 2).keys():
         return MeasurementError(_LAUNCHED.format(script.shown, error.args[0], where))
     if is_out_of_memory(error):
-        return OutOfMemoryError(f"{told(error)}{where}")
-    return CodeError(f"{script.shown} failed: {told(error)}{_unsaid(error)}{where}")
+        return OutOfMemoryError(f"{message_of(error)}{where}")
+    return CodeError(f"{script.shown} failed: {message_of(error)}{_unsaid(error)}{where}")
 
 
 def _unsaid(error: Exception) -> str:

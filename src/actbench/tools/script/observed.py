@@ -114,7 +114,7 @@ class ObservedRun(ScriptRun):
 
         if self._whole is None or seen is None:
             return grown(self.steps.steady(self._began))
-        return self._whole.told(grown, seen)
+        return self._whole.with_events(grown, seen)
 
     def _has_reached(self, limit: int | None) -> bool:
         return limit is not None and len(self.steps.done) >= self._began - 1 + limit

@@ -114,7 +114,7 @@ class CudaRun(ScriptRun):
 class AllocatorCounts(Counting):
     """Counts by torch's CUDA allocator: its peak in each part of a step.
 
-    The script's own questions about the peak are answered as if nobody else had asked.
+    The script's own questions about the peak are answered as in a run that is not measured.
 
     Args:
         phase: Tells which part of the step runs.

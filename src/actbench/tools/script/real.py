@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from actbench.device.card import believed
+from actbench.device.card import simulated_device
 from actbench.device.patches import replaced
 from actbench.errors import MeasurementError
 from actbench.machine import available_memory_bytes
@@ -60,7 +60,7 @@ class RealRun(ObservedRun):
         counters = RealMemory(self._allocations, self.memory_bytes)
         with ExitStack() as stack:
             stack.enter_context(allocation_failures("the CPU", self.memory_bytes, settings=_SETTINGS))
-            stack.enter_context(believed(counters, self.note))
+            stack.enter_context(simulated_device(counters, self.note))
             stack.enter_context(card_is_the_cpu())
             stack.enter_context(storages_addressed())  # a simulation before this run may have left some
             ordered = None if self._whole is None else self._whole.ordered
@@ -98,7 +98,7 @@ class RealRun(ObservedRun):
         seen = None if self._whole is None else Bytes(self._allocations.events, (), self.memory_bytes)
         found = self._grown(found, self._held, self._allocations.origins, seen)
         found = found.model_copy(update={"step_seconds": tuple(self._seconds[:TIMED]) or None})
-        return found if self._applied is None else self._applied.told(found, len(self.steps.done))
+        return found if self._applied is None else self._applied.with_changes(found, len(self.steps.done))
 
     def _finish(self) -> None:
         super()._finish()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from actbench.device.card import believed, refuse_nested
+from actbench.device.card import refuse_nested, simulated_device
 from actbench.device.patches import interrupts_wait
 from actbench.device.works import Works
 from actbench.display import Displayed
@@ -25,13 +25,13 @@ from actbench.ops.simulation import repeated_by
 from actbench.report.render import markdown
 from actbench.report.tables import Table
 from actbench.simulator import known, profiles
+from actbench.simulator.cachingmode import tensors_of
 from actbench.simulator.card import simulated
 from actbench.simulator.cost.clock import communication, estimate
 from actbench.simulator.cost.recorder import Recorder
 from actbench.simulator.cublas import Workspaces
 from actbench.simulator.fake import LargeAreFake, fakes_accepted
 from actbench.simulator.places import is_on_card
-from actbench.simulator.recalled import tensors_of
 from actbench.simulator.reserved import reserved_bytes as reserved
 from actbench.simulator.tracker import CheckedTracker, OnCard, StorageTracker
 from actbench.simulator.unmodelled import Unmodelled
@@ -45,8 +45,8 @@ from actbench.tools.script.card.memory import CardMemory
 from actbench.tools.script.card.parameters import faked_when_registered
 from actbench.tools.script.card.threads import threads_followed
 from actbench.tools.script.libraries import compiled, kernels, vllm
-from actbench.tools.script.libraries.arrivals import on_arrival
 from actbench.tools.script.libraries.caches import caches_noted
+from actbench.tools.script.libraries.importpatches import patch_on_import
 from actbench.tools.script.libraries.libraries import prepared
 from actbench.tools.script.libraries.loggers import together
 from actbench.tools.script.observed import ObservedRun
@@ -57,7 +57,7 @@ from actbench.tools.script.steps.counting import Step, Tracked
 from actbench.tools.script.steps.events import Bytes
 from actbench.tools.script.steps.remarks import Bounds, about_outside
 from actbench.tools.script.steps.steps import Ended, Steps
-from actbench.tools.script.values.draws import DrawnStates, HostDraws
+from actbench.tools.script.values.hostrng import GeneratorStates, HostRng
 from actbench.tools.script.values.subclasses import subclasses_made
 from actbench.tools.script.values.tensors import attributes_shown
 from actbench.tools.script.values.values import ScriptMode
@@ -108,7 +108,7 @@ class Simulation(ObservedRun, Displayed):
         chosen: float = 1.0,
         warns: bool = False,
         own_process: bool = False,
-        drawn: DrawnStates | None = None,
+        drawn: GeneratorStates | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -144,7 +144,7 @@ class Simulation(ObservedRun, Displayed):
         self._works = Works()
         waited = self._works.synchronize
         self._mode = ScriptMode(self.bounds.at_most, self.bounds.share, waited, chosen)
-        self._modes = self._mode, LargeAreFake(HOST_INTEGERS_BYTES, HostDraws(self.note, drawn).draw)
+        self._modes = self._mode, LargeAreFake(HOST_INTEGERS_BYTES, HostRng(self.note, drawn).draw)
         self._cached: set[int] = set()
         self._engines: set[int] = set()
         self._accumulated: list[tuple[int, int]] = []
@@ -179,7 +179,7 @@ class Simulation(ObservedRun, Displayed):
                 stack.enter_context(mode)
             stack.enter_context(self.tracker)
             if not self.profile.is_cuda:
-                stack.enter_context(believed(self.memory, self.note))
+                stack.enter_context(simulated_device(self.memory, self.note))
             stack.enter_context(threads_followed(self.tracker, self._modes))
             if self.profile.is_cuda:
                 stack.enter_context(sensors.answered(self.memory))
@@ -191,13 +191,13 @@ class Simulation(ObservedRun, Displayed):
             stack.enter_context(faked_when_registered(self._mode))
             orders = self._whole or self._ahead
             ordered = None if orders is None else orders.ordered
-            compiler = kernels.uncompiled if self._inductor is None else self._inductor.compiling
+            compiler = kernels.without_compile if self._inductor is None else self._inductor.compiling
             stack.enter_context(
                 prepared(self.note, **self._batches.loading, real=self.real, ordered=ordered, compiler=compiler)
             )
-            changes, stand_ins = vllm.parts(self.note, self._note_engine)
+            changes, stubs = vllm.parts(self.note, self._note_engine)
             changes |= caches_noted(self._note_cache)
-            stack.enter_context(on_arrival(changes, stand_ins, lambda package: None))
+            stack.enter_context(patch_on_import(changes, stubs, lambda package: None))
             stack.enter_context(repeated_by(self.recorder.repeating))
             if not self.profile.is_cuda:
                 stack.enter_context(kernels.recurrent_refused())
@@ -325,7 +325,7 @@ class Simulation(ObservedRun, Displayed):
             trains=self.steps.trains,
             memory_bytes=self.memory.limit_bytes,
             warnings=together(self.notes),
-            built=built if self._ahead is None else self._ahead.told(built),
+            built=built if self._ahead is None else self._ahead.read(built),
             reserved_bytes=reserved,
             estimated=estimated,
             communication=communication(step.done),
@@ -341,7 +341,7 @@ class Simulation(ObservedRun, Displayed):
         if self._applied is None:
             found = found.model_copy(update={"script_peak_bytes": most_bytes})
         found = found.model_copy(update={**marks, "mesh": sharing.mesh(self.processes, held.tensor_parallel)})
-        found = found if self._applied is None else self._applied.told(found, len(self.steps.done))
+        found = found if self._applied is None else self._applied.with_changes(found, len(self.steps.done))
         if self.memory.is_led(step.begun, step.ended):  # a trace says nothing of what the script tells the allocator
             return found
         trace = self._blocks.trace(step, found, of_step.state, expandable=self.memory.grows)
@@ -419,7 +419,7 @@ class Simulation(ObservedRun, Displayed):
         if self._is_unapplied:
             self._apply()
             gc.collect()
-            # what the first step, without the scheme, reserved is nobody's
+            # what the first step reserved is not the scheme's
             self._stack.callback(self.memory.restart(self._held.state))
             self.memory.watch(self._restart)
             self.lines.is_on = True

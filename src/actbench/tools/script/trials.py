@@ -28,7 +28,7 @@ from actbench.units import format_seconds
 _OUTCOME: TypeAdapter[Measurement | Failure] = TypeAdapter(Outcome)
 
 _FEW = 8
-"""Rows of the first trial of a search where nobody knows those of the script."""
+"""Rows of the first trial of a search where the script's are unknown."""
 
 _RESERVING = ("evaluation", "generation", "load", "resume")
 """Parts of a whole run for which the allocator may have taken more than its steps need: a trial has steps alone."""
@@ -102,11 +102,11 @@ def _answer(run: Callable[[Finish], Measurement], sending: int) -> NoReturn:
 
     answered = [sending]
 
-    def let_go() -> None:
+    def unmark() -> None:
         while answered:  # once: a child of a child may have another file by this number
             os.close(answered.pop())
 
-    os.register_at_fork(after_in_child=let_go)  # else a child of the script keeps the answer open
+    os.register_at_fork(after_in_child=unmark)  # else a child of the script keeps the answer open
     try:
         finish(run(finish))
     except BaseException as error:  # whatever a script does is an outcome of its trial

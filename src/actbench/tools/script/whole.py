@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 from actbench.device.patches import replaced
 from actbench.model.measured import Growth, Measurement, RunEvent, RunPart
 from actbench.tools.script.ahead import scan
-from actbench.tools.script.libraries.arrivals import Change, changed, combined, on_arrival, rebound
+from actbench.tools.script.libraries.importpatches import Change, changed, combined, patch_on_import, rebind
 from actbench.tools.script.libraries.saving import CHECKPOINTS, METHODS, methods_changed
 from actbench.tools.script.libraries.trainers import FEWEST, LATER, Trainers
 from actbench.tools.script.steps.counting import LOADS, Span, Step
@@ -67,7 +67,7 @@ class Whole:
 
     Attributes:
         first_epoch: How many steps had ended when the first epoch did.
-        epoch_steps: How many steps an epoch has in the real run; None if nobody knows.
+        epoch_steps: How many steps an epoch has in the real run; None if unknown.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Whole:
             stack.enter_context(replaced(torch, "load", self._within("load")))
             stack.enter_context(replaced(nn.Module, "load_state_dict", self._continuing("load")))
             stack.enter_context(replaced(Optimizer, "load_state_dict", self._continuing("resume")))
-            stack.enter_context(on_arrival(self._changes(), {}, lambda package: None))
+            stack.enter_context(patch_on_import(self._changes(), {}, lambda package: None))
             yield
 
     def finish(self) -> None:
@@ -300,12 +300,12 @@ class Whole:
         found["safetensors.torch"] = combined(
             [
                 lambda module: changed(module, "save_file", within),
-                lambda module: rebound(module, "load_file", self._within("load")),
+                lambda module: rebind(module, "load_file", self._within("load")),
             ]
         )
         sharded = "torch.distributed.checkpoint"
-        found[f"{sharded}.state_dict_saver"] = lambda module: rebound(module, "save", within)
-        found[f"{sharded}.state_dict_loader"] = lambda module: rebound(module, "load", self._within("load"))
+        found[f"{sharded}.state_dict_saver"] = lambda module: rebind(module, "save", within)
+        found[f"{sharded}.state_dict_loader"] = lambda module: rebind(module, "load", self._within("load"))
         found["transformers.generation.utils"] = lambda module: changed(
             module.GenerationMixin, "generate", self._within("generation")
         )
@@ -314,7 +314,7 @@ class Whole:
                 found[name] = combined([found[name], *changes])
         return found
 
-    def told(self, grown: Callable[[Sequence[Step]], Measurement], found: Bytes) -> Measurement:
+    def with_events(self, grown: Callable[[Sequence[Step]], Measurement], found: Bytes) -> Measurement:
         """Return a measurement with what each part of the run needs.
 
         Args:
@@ -337,7 +337,7 @@ class Whole:
         return measured.model_copy(update={"events": events, "growth": None if is_dropped else growth})
 
     def events(self, found: Bytes) -> tuple[RunEvent, ...]:
-        """Return what each part of the run needs, by the bytes at each event, once it was :meth:`told`."""
+        """Return what each part of the run needs, by the bytes at each event, once growth is known (:meth:`with_events`)."""
         return run_events(
             self._steps.done, self._rest, found, self._growth, self.first_epoch, self.epoch_steps, self._began
         )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from actbench.cli.app import Exit, argument, command, count_option, named, option, path_named, seconds_option
 from actbench.cli.flags import OutputOption, SchemeOption, TrustRecipeOption, expanded
-from actbench.cli.givenschemes import checked_schemes, schemes_from
 from actbench.cli.printing import ExportFlags, ProgressFlags, command_line, export, finish, progress_shown, remark
+from actbench.cli.schemeargs import checked_schemes, schemes_from
 from actbench.errors import UsageError
 
 if TYPE_CHECKING:

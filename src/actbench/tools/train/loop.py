@@ -15,7 +15,7 @@ from actbench import scheme as schemes, workload as workloads
 from actbench.errors import UsageError
 from actbench.measuring import meters
 from actbench.model.records import Case
-from actbench.packing.waiting import waiting
+from actbench.packing.determinism import deterministic_bits
 from actbench.scheme.composed import refuse_spread
 from actbench.scheme.microbatches import Batch
 from actbench.scheme.wrapped import evaluated_weights
@@ -179,7 +179,7 @@ class TrainingLoop:
             group["lr"] = rate * factor
         self._show(self.done)
         started = time.perf_counter()
-        with waiting():
+        with deterministic_bits():
             mine = step().item()  # waits for the device, so that the time is the step's
         self._seconds.append(time.perf_counter() - started)
         loss = self.group.mean(mine)

@@ -17,7 +17,7 @@ import torch
 from torch import distributed
 
 from actbench.errors import MeasurementError, first_line
-from actbench.measuring.world import take_gpu
+from actbench.measuring.processgroup import take_gpu
 from actbench.tools.train.launch import Launch
 from actbench.tools.train.records import DeviceName
 

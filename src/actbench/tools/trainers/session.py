@@ -188,7 +188,7 @@ class SchemeCallback:
         name = getattr(getattr(model, "config", None), "name_or_path", "")
         if not self._probe and (text := warning(self.scheme.spec, name, recorded(name, self.scheme.spec))):
             warnings.warn(text, stacklevel=3)
-        self._finalizer = weakref.finalize(self, self.session.close)  # if nobody calls close()
+        self._finalizer = weakref.finalize(self, self.session.close)  # if close() is not called
         self._finalizer.atexit = False
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()

@@ -121,7 +121,7 @@ class PackedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: Any) -> None:
         """Load what :meth:`state_dict` or :meth:`local_state_dict` gave, or the twin's of torch, which is packed.
 
-        State of a parameter that is a DTensor may be a DTensor that is spread alike, or a whole.
+        State of a parameter that is a DTensor may be a DTensor that is spread in the same way, or a whole.
 
         Raises:
             UsageError: The state is of other encodings or of options that are not supported, or spread otherwise.

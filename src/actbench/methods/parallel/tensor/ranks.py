@@ -89,7 +89,7 @@ def shared(x: Tensor, ranks: Ranks) -> Tensor:
 
 
 def summed(x: Tensor, ranks: Ranks) -> Tensor:
-    """Return the sum of what the processes have, which all of them use alike."""
+    """Return the sum of what the processes have, which all of them use in the same way."""
     return _cross(x, ranks.sum, lambda gradient: shared(gradient, ranks))
 
 
@@ -99,7 +99,7 @@ def part(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
 
 
 def joined(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
-    """Gather the parts of all processes into the whole tensor, which all of them use alike."""
+    """Gather the parts of all processes into the whole tensor, which all of them use in the same way."""
     return _cross(x, lambda x: ranks.joined(x, dim), lambda gradient: part(gradient, ranks, dim))
 
 
@@ -116,7 +116,7 @@ def part_of_sum(x: Tensor, ranks: Ranks, dim: int) -> Tensor:
 class OwnNumbers:
     """Lets a process draw numbers and seeds of its own between :meth:`begin` and :meth:`end`.
 
-    Processes draw alike where they compute the same, and numbers of their own where they do not. Their own follow from
+    Processes draw the same numbers where they compute the same, and numbers of their own where they do not. Their own follow from
     one number of the CPU's generator, which all processes draw, and from which process this is: what runs again from
     the same state of that generator, as checkpointing does, draws the same numbers.
     """

@@ -18,7 +18,7 @@ _WORTH = 0.1
 """Share of the peak that a scheme has to save, at best, to be suggested."""
 
 _ROOMY = 0.5
-"""Share of the memory up to which nobody has to save any."""
+"""Share of the memory below which nothing is suggested."""
 
 _ADAMS = ("Adam", "AdamW")
 _LOGITS = re.compile(r"log_softmax|cross_entropy|nll_loss")

@@ -134,13 +134,13 @@ _MODULE = _Named(
 
 def _holders(how: str, named: _Named, timeline: Timeline) -> Table:
     """Return the largest holders on the device at the peak, those of one name as one, and the rest in one row."""
-    alike: dict[str | None, list[Holder]] = {}
+    groups: dict[str | None, list[Holder]] = {}
     for holder in timeline.holders:
         if holder.kind != "host":
-            alike.setdefault(named.name(holder), []).append(holder)
-    nameless = alike.pop(None, [])
-    alike = _equal_blocks(alike) if named is _MODULE else alike
-    rows = [(_held(name, holders, timeline), holders) for name, holders in alike.items() if name is not None]
+            groups.setdefault(named.name(holder), []).append(holder)
+    nameless = groups.pop(None, [])
+    groups = _equal_blocks(groups) if named is _MODULE else groups
+    rows = [(_held(name, holders, timeline), holders) for name, holders in groups.items() if name is not None]
     rows.sort(key=lambda row: -row[0].held_bytes)
     rest = [holder for _, holders in rows[LARGEST:] for holder in holders] + nameless
     parts = [counted(len(rows) - LARGEST, f"smaller {named.title.lower()}")] if len(rows) > LARGEST else []
@@ -154,24 +154,24 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 """A part of a module's path that is a number."""
 
 
-def _equal_blocks(alike: dict[str | None, list[Holder]]) -> dict[str | None, list[Holder]]:
+def _equal_blocks(groups: dict[str | None, list[Holder]]) -> dict[str | None, list[Holder]]:
     """Return holders by module, with one name for blocks that hold the same bytes: ``blocks.*``.
 
     Where blocks of one pattern hold two amounts or more, each has its numbers: ``blocks.0-3``, ``blocks.1,4``.
     """
     equal: dict[tuple[str, int], list[str]] = {}
-    for name, holders in alike.items():
+    for name, holders in groups.items():
         if name is not None:
             pattern = _NUMBER.sub("*", name)
             equal.setdefault((pattern, sum(holder.held_bytes for holder in holders)), []).append(name)
     shared = Counter(pattern for (pattern, _), names in equal.items() if len(names) > 1)
     found: dict[str | None, list[Holder]] = {}
     for (pattern, _), names in equal.items():
-        if len(names) == 1 or pattern in alike:
-            found.update({name: alike[name] for name in names})
+        if len(names) == 1 or pattern in groups:
+            found.update({name: groups[name] for name in names})
             continue
         name = pattern if shared[pattern] == 1 else _numbered(pattern, names)
-        found[name] = [holder for name in names for holder in alike[name]]
+        found[name] = [holder for name in names for holder in groups[name]]
     return found
 
 

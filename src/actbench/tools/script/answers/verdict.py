@@ -53,7 +53,7 @@ def _cut(measured: Measurement) -> str:
 
 
 def about_card(record: MeasuredRecord) -> str:
-    """Return the sentence about a card that nobody named."""
+    """Return the sentence about a card that was not asked for."""
     return (
         f"No --device-profile is named, so the card is assumed to be {device_of(record)}: name yours with "
         "--device-profile NAME ('actbench devices' lists them)."

@@ -98,7 +98,7 @@ class CardMemory:
             yield f"{name} of torch's allocator is not simulated: reserved bytes are those without it"
 
     def free_bytes(self) -> int:
-        """Return the bytes that nobody has of the card."""
+        """Return the free bytes of the card."""
         return max(self._room - self.reserved_bytes(), 0)
 
     def allocated_bytes(self) -> int:
@@ -131,7 +131,7 @@ class CardMemory:
         self._peak_bytes, self._most_reserved_bytes = self._live_bytes, self._pools.reserved_bytes
 
     def empty_cache(self) -> None:
-        """Give back to the card what is reserved and wholly free."""
+        """Return fully free segments to the driver."""
         self._play()
         self._pools.give_back()
         self._emptied_at.append(self._played)

@@ -18,7 +18,7 @@ import torch
 
 from actbench.device.patches import Patches, replaced
 from actbench.device.properties import LOAD, Counters, DeviceProperties
-from actbench.leftovers import temporary_folder
+from actbench.tempfiles import temporary_folder
 from actbench.tools.script.card import nvidiasmi
 from actbench.units import MIB
 

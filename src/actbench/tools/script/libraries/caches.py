@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from actbench.tools.script.libraries.arrivals import Change, changed
+from actbench.tools.script.libraries.importpatches import Change, changed
 
 
 def caches_noted(note: Callable[[list[Tensor]], object]) -> dict[str, Change]:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from actbench.simulator import known
-from actbench.simulator.places import is_made_of_others, is_on_card
-from actbench.tools.script.libraries.arrivals import Change, rebound
+from actbench.simulator.places import is_on_card, is_wrapper_subclass
+from actbench.tools.script.libraries.importpatches import Change, rebind
 from actbench.tools.script.libraries.saving import holds_fake
 
 Note = Callable[[str], None]
@@ -176,7 +176,9 @@ class Contents:
                 elif not self._is_ours(f) and not self.leaves(f):
                     return own(obj, f, *args, **options)
                 found = tree_map(
-                    lambda leaf: _Saved.of(leaf) if isinstance(leaf, Tensor) and not is_made_of_others(leaf) else leaf,
+                    lambda leaf: (
+                        _Saved.of(leaf) if isinstance(leaf, Tensor) and not is_wrapper_subclass(leaf) else leaf
+                    ),
                     obj,
                 )
                 if not holds_fake(found):
@@ -185,7 +187,7 @@ class Contents:
 
             return save
 
-        with rebound(torch, "save", saving), rebound(torch, "load", self._loading):
+        with rebind(torch, "save", saving), rebind(torch, "load", self._loading):
             yield
 
     def changes(self) -> dict[str, Change]:
@@ -203,8 +205,8 @@ class Contents:
 
         def change(module: ModuleType) -> AbstractContextManager[object]:
             with ExitStack() as stack:
-                stack.enter_context(rebound(module, "save_file", saving))
-                stack.enter_context(rebound(module, "load_file", self._loading_named))
+                stack.enter_context(rebind(module, "save_file", saving))
+                stack.enter_context(rebind(module, "load_file", self._loading_named))
                 return stack.pop_all()
 
         return {"safetensors.torch": change}

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from actbench.simulator import inductor
 from actbench.tools.script.libraries import kernels
-from actbench.tools.script.libraries.arrivals import changed, rebound
+from actbench.tools.script.libraries.importpatches import changed, rebind
 
 _COMPILED = (
     "Compiled with torch {}: the peak is that of the code that this version of Inductor generates. What it takes to "
@@ -85,7 +85,7 @@ class Inductor:
         """
         self._note = note
         with self._stack as stack:
-            stack.enter_context(rebound(torch, "compile", self._compiling))
+            stack.enter_context(rebind(torch, "compile", self._compiling))
             stack.enter_context(changed(nn.Module, "compile", self._in_place))
             if self._may_be_late:
                 self._prepare()

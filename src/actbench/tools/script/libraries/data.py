@@ -29,7 +29,7 @@ from torch.utils.data import (
     dataloader as torchs,
 )
 
-from actbench.tools.script.libraries.arrivals import Change, changed
+from actbench.tools.script.libraries.importpatches import Change, changed
 from actbench.tools.script.libraries.saving import methods_changed
 
 Note = Callable[[str], None]
@@ -37,7 +37,7 @@ Real = Callable[[], AbstractContextManager[None]]
 Ordered = Callable[[DataLoader[Any], Iterator[Any], Callable[[Any], Any]], Iterator[Any]]
 
 _PREPARING = (("Dataset", "_download"), ("Dataset", "_process"), ("Dataset", "__getitem__"))
-"""Methods of PyTorch Geometric's data sets that make files of others, and samples by transforms."""
+"""Methods of PyTorch Geometric's data sets that make files from raw data, and samples by transforms."""
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 _ALONE = {"num_workers": 0, "timeout": 0, "pin_memory": False}

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.simulator import known
-from actbench.tools.script.libraries.arrivals import Change, changed
+from actbench.tools.script.libraries.importpatches import Change, changed
 
 Note = Callable[[str], None]
 

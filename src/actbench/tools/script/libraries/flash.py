@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actbench.tools.script.libraries.arrivals import Change, Make, changed
+from actbench.tools.script.libraries.importpatches import Change, Make, changed
 
 Note = Callable[[str], None]
 
@@ -127,7 +127,7 @@ _FLASH = (
 _XFORMERS = (memory_efficient_attention, LowerTriangularMask)
 
 
-def stand_ins() -> dict[str, Make]:
+def stubs() -> dict[str, Make]:
     """Return functions that make the modules of ``flash_attn`` and ``xformers`` which a script imports."""
     return {
         "flash_attn": lambda: _module("2.8.3", _FLASH),
@@ -145,7 +145,7 @@ def _module(version: str, functions: tuple[Any, ...]) -> ModuleType:
 _SIMULATED = "torch's attention, whose flash kernel saves the same tensors; padded tokens count as others"
 
 
-def told(note: Note) -> Callable[[str], None]:
+def noting(note: Note) -> Callable[[str], None]:
     """Return a function that notes a package which is simulated."""
     return lambda package: note(f"{package} is simulated by {_SIMULATED}.")
 

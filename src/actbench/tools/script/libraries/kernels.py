@@ -16,7 +16,7 @@ from actbench.device.patches import replaced
 from actbench.errors import UntraceableError
 from actbench.ops.simulation import one_kernel, plain_tensors
 from actbench.simulator.places import is_on_card
-from actbench.tools.script.libraries.arrivals import Change, changed, rebound
+from actbench.tools.script.libraries.importpatches import Change, changed, rebind
 
 Note = Callable[[str], None]
 
@@ -54,7 +54,7 @@ def eager(note: Note, why: str = _EAGER) -> Callable[..., Any]:
 
 
 @contextmanager
-def uncompiled(note: Note) -> Iterator[None]:
+def without_compile(note: Note) -> Iterator[None]:
     """Inside the block, let ``torch.compile`` and ``Module.compile`` leave models and functions as they are."""
 
     def in_place(_: Any) -> Callable[..., None]:
@@ -63,12 +63,12 @@ def uncompiled(note: Note) -> Iterator[None]:
 
         return compile
 
-    with rebound(torch, "compile", lambda _: eager(note)), changed(nn.Module, "compile", in_place):
+    with rebind(torch, "compile", lambda _: eager(note)), changed(nn.Module, "compile", in_place):
         yield
 
 
 @contextmanager
-def unnested() -> Iterator[None]:
+def without_nested_tensors() -> Iterator[None]:
     """Inside the block, refuse nested tensors: no fake tensor holds rows of several lengths.
 
     ``nn.TransformerEncoder`` makes them only in evaluation; it keeps padded rows, and holds more than on a card.
@@ -114,7 +114,7 @@ def recurrent_refused() -> Iterator[None]:
         yield
 
 
-def unflattened() -> AbstractContextManager[object]:
+def without_flat_rnn_weights() -> AbstractContextManager[object]:
     """Inside the block, leave the weights of recurrent layers apart: to put them in one tensor needs addresses."""
     return changed(nn.RNNBase, "flatten_parameters", lambda _: lambda self: None)
 
@@ -125,7 +125,7 @@ def changes(note: Note) -> dict[str, Change]:
         "triton.runtime.jit": _triton(note),
         "triton.runtime.autotuner": _autotuner(note),
         "transformers.utils.import_utils": _as_real,
-        "torchao.optim.adam": lambda module: rebound(module, "single_param_adam", _compiled_step),
+        "torchao.optim.adam": lambda module: rebind(module, "single_param_adam", _compiled_step),
     }
 
 
@@ -134,7 +134,7 @@ def _as_real(module: ModuleType) -> AbstractContextManager[object]:
 
     Asked by it, a fake tensor is one that is traced, whose values it may not read: it would build all masks.
     """
-    return rebound(module, "is_fake_tensor", lambda _: lambda tensor: False)
+    return rebind(module, "is_fake_tensor", lambda _: lambda tensor: False)
 
 
 def _compiled_step(own: Callable[..., None]) -> Callable[..., None]:

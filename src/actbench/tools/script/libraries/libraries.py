@@ -25,7 +25,7 @@ from actbench.tools.script.libraries import (
     weightfiles,
     zero,
 )
-from actbench.tools.script.libraries.arrivals import Change, combined, on_arrival, rebound, searched_once
+from actbench.tools.script.libraries.importpatches import Change, combined, patch_on_import, rebind, searched_once
 
 Note = Callable[[str], None]
 Real = Callable[[], AbstractContextManager[None]]
@@ -39,7 +39,7 @@ def prepared(
     real: Real = nullcontext,
     fetched: Callable[[int], object] = lambda rows: None,
     ordered: data.Ordered | None = None,
-    compiler: Callable[[Note], AbstractContextManager[None]] = kernels.uncompiled,
+    compiler: Callable[[Note], AbstractContextManager[None]] = kernels.without_compile,
 ) -> Iterator[None]:
     """Inside the block, let libraries that are or will be imported run on tensors without values.
 
@@ -61,10 +61,10 @@ def prepared(
             told.add(sentence)
             note(sentence)
 
-    silent, simulated = loggers.stand_ins(), flash.stand_ins()
+    silent, simulated = loggers.stubs(), flash.stubs()
 
     def named(package: str) -> None:
-        (loggers if package in silent else flash).told(once)(package)
+        (loggers if package in silent else flash).noting(once)(package)
 
     with ExitStack() as leaving, ExitStack() as stack:
         with searched_once():
@@ -80,12 +80,12 @@ def prepared(
             stack.enter_context(data.loaded_here(once, real, batch_size, fetched, ordered))
             stack.enter_context(contents.of_torch())
             stack.enter_context(weightfiles.files_stay(contents))
-            stack.enter_context(loading.nothing_fetched_by_torch(once))
+            stack.enter_context(loading.no_downloads(once))
             stack.enter_context(compiler(once))
-            stack.enter_context(kernels.unflattened())
-            stack.enter_context(kernels.unnested())
+            stack.enter_context(kernels.without_flat_rnn_weights())
+            stack.enter_context(kernels.without_nested_tensors())
             stack.enter_context(linesearch.all_iterations())
-            stack.enter_context(on_arrival(changes, {**silent, **simulated}, named))
+            stack.enter_context(patch_on_import(changes, {**silent, **simulated}, named))
         stack.callback(lambda: leaving.enter_context(searched_once()))  # the first to run when the parts are left
         yield
 
@@ -107,10 +107,10 @@ def prepared_for_real(
     with ExitStack() as stack:
         stack.enter_context(loggers.environment())
         stack.enter_context(data.loaded_here(note, real, batch_size, fetched, ordered))
-        stack.enter_context(kernels.uncompiled(note))
+        stack.enter_context(kernels.without_compile(note))
         found: dict[str, Change] = {
             **loggers.changes(note),
-            "safetensors.torch": lambda module: rebound(module, "load_file", loading_named),
+            "safetensors.torch": lambda module: rebind(module, "load_file", loading_named),
         }
-        stack.enter_context(on_arrival(found, loggers.stand_ins(), loggers.told(note)))
+        stack.enter_context(patch_on_import(found, loggers.stubs(), loggers.noting(note)))
         yield

@@ -23,7 +23,7 @@ _FIRST = -1.0
 def all_iterations() -> Iterator[None]:
     """Inside the block, let LBFGS run all of its iterations, with one evaluation for each line search.
 
-    Unknown losses and slopes are taken for 1 (:mod:`actbench.tools.script.values.plausible`), so nothing would ever
+    Unknown losses and slopes are taken for 1 (:mod:`actbench.tools.script.values.placeholders`), so nothing would ever
     change.
     """
 

@@ -16,7 +16,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 from actbench.errors import MeasurementError, ModelError
 from actbench.simulator.places import is_card
 from actbench.tools.script.libraries import shapes
-from actbench.tools.script.libraries.arrivals import Change, changed, rebound
+from actbench.tools.script.libraries.importpatches import Change, changed, rebind
 from actbench.workload.names import find_preset
 
 Note = Callable[[str], None]
@@ -28,12 +28,12 @@ class NotThereError(ModelError, OSError):
     """A model is neither a folder, nor in the cache, nor among the shipped configs."""
 
 
-class Unread(dict[str, Any]):
-    """The state of a checkpoint that nobody read; each module accepts it as its own."""
+class PlaceholderStateDict(dict[str, Any]):
+    """Stands for the state dict of a checkpoint that was not read; each module accepts it."""
 
 
 @contextmanager
-def nothing_fetched_by_torch(note: Note) -> Iterator[None]:
+def no_downloads(note: Note) -> Iterator[None]:
     """Inside the block, let ``torch.hub`` download no weights, and modules accept weights that were not read.
 
     A file that is in torch's cache is read as torch reads it: in a fake tensor mode, without its bytes.
@@ -45,32 +45,34 @@ def nothing_fetched_by_torch(note: Note) -> Iterator[None]:
             if os.path.exists(os.path.join(place, kwargs.get("file_name") or os.path.basename(url))):
                 return own(url, model_dir, *args, **kwargs)
             note(f"torch.hub: {_UNREAD}")
-            return Unread()
+            return PlaceholderStateDict()
 
         return fetch
 
     def taking(own: Callable[..., Any]) -> Callable[..., Any]:
         def load_state_dict(self: nn.Module, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
             return (
-                _IncompatibleKeys([], []) if isinstance(state_dict, Unread) else own(self, state_dict, *args, **kwargs)
+                _IncompatibleKeys([], [])
+                if isinstance(state_dict, PlaceholderStateDict)
+                else own(self, state_dict, *args, **kwargs)
             )
 
         return load_state_dict
 
-    with rebound(torch.hub, "load_state_dict_from_url", fetching), changed(nn.Module, "load_state_dict", taking):
+    with rebind(torch.hub, "load_state_dict_from_url", fetching), changed(nn.Module, "load_state_dict", taking):
         yield
 
 
 def changes(note: Note) -> dict[str, Change]:
     """Return the changes of libraries that load weights, by the names of their modules."""
     return {
-        "transformers.utils.hub": lambda module: rebound(module, "resolve_revision", _unresolved),
-        "transformers.utils.peft_utils": lambda module: rebound(module, "find_adapter_config_file", _only_local),
+        "transformers.utils.hub": lambda module: rebind(module, "resolve_revision", _unresolved),
+        "transformers.utils.peft_utils": lambda module: rebind(module, "find_adapter_config_file", _only_local),
         "transformers.configuration_utils": _configs(note),
         "transformers.generation.configuration_utils": _generation,
         "transformers.modeling_utils": _models(note),
         "peft.utils.save_and_load": _adapters(note),
-        "timm.models._builder": lambda module: rebound(module, "load_pretrained", _nothing(note, "timm")),
+        "timm.models._builder": lambda module: rebind(module, "load_pretrained", _nothing(note, "timm")),
         "diffusers.models.modeling_utils": _diffusers(note),
     }
 
@@ -174,8 +176,8 @@ def _models(note: Note) -> Change:
         with ExitStack() as stack:
             stack.enter_context(changed(model, "from_pretrained", _from_shapes(note)))
             stack.enter_context(changed(model, "_load_pretrained_model", shapes.loading(module)))
-            stack.enter_context(rebound(module, "_get_resolved_checkpoint_files", _files_if_there))
-            stack.enter_context(rebound(module, "_get_dtype", _float_by_default))
+            stack.enter_context(rebind(module, "_get_resolved_checkpoint_files", _files_if_there))
+            stack.enter_context(rebind(module, "_get_dtype", _float_by_default))
             return stack.pop_all()
 
     return change
@@ -242,24 +244,28 @@ def _float_by_default(own: Callable[..., Any]) -> Callable[..., Any]:
 def _adapters(note: Note) -> Change:
     def taking(own: Callable[..., Any]) -> Callable[..., Any]:
         def set_state(model: Any, state: Any, *args: Any, **options: Any) -> Any:
-            return _IncompatibleKeys([], []) if isinstance(state, Unread) else own(model, state, *args, **options)
+            return (
+                _IncompatibleKeys([], [])
+                if isinstance(state, PlaceholderStateDict)
+                else own(model, state, *args, **options)
+            )
 
         return set_state
 
     def change(module: ModuleType) -> AbstractContextManager[object]:
         with ExitStack() as stack:
-            stack.enter_context(rebound(module, "load_peft_weights", _nothing(note, "peft")))
-            stack.enter_context(rebound(module, "set_peft_model_state_dict", taking))
+            stack.enter_context(rebind(module, "load_peft_weights", _nothing(note, "peft")))
+            stack.enter_context(rebind(module, "set_peft_model_state_dict", taking))
             return stack.pop_all()
 
     return change
 
 
 def _nothing(note: Note, library: str) -> Callable[[Any], Any]:
-    def change(_: Any) -> Callable[..., Unread]:
-        def load(*args: Any, **options: Any) -> Unread:
+    def change(_: Any) -> Callable[..., PlaceholderStateDict]:
+        def load(*args: Any, **options: Any) -> PlaceholderStateDict:
             note(f"{library}: {_UNREAD}")
-            return Unread()
+            return PlaceholderStateDict()
 
         return load
 

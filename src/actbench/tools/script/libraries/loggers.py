@@ -1,4 +1,4 @@
-"""Loggers of experiments: what a simulated run would log is nobody's result, so nothing is logged."""
+"""Disables experiment loggers: a simulated run has no metrics."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
-from actbench.leftovers import temporary_folder
-from actbench.tools.script.libraries.arrivals import Change, Make, changed, is_users_import
+from actbench.tempfiles import temporary_folder
+from actbench.tools.script.libraries.importpatches import Change, Make, changed, is_users_import
 
 Note = Callable[[str], None]
 
@@ -49,7 +49,7 @@ class Silent:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Let errors through."""
+        """Do not suppress exceptions."""
 
     def __iter__(self) -> Iterator[Any]:
         return iter(())
@@ -82,7 +82,7 @@ def silent_module(**names: Any) -> ModuleType:
     return made
 
 
-def stand_ins() -> dict[str, Make]:
+def stubs() -> dict[str, Make]:
     """Return functions that make the modules of loggers which a script imports: each module does nothing.
 
     wandb itself does nothing if it is told so, and keeps the settings of a run, which scripts read.
@@ -91,7 +91,7 @@ def stand_ins() -> dict[str, Make]:
     return dict.fromkeys((*_PACKAGES, *missing), silent_module)
 
 
-def told(note: Note) -> Callable[[str], None]:
+def noting(note: Note) -> Callable[[str], None]:
     """Return a function that notes a logger which the user's own files import; libraries import what they never use."""
 
     def tell(package: str) -> None:
@@ -155,7 +155,7 @@ def _unreported(note: Note) -> Callable[[Any], Any]:
 
 
 def _names(asked: Any) -> list[str]:
-    """Return the loggers that a setting names; "all" takes what is installed, which is no wish."""
+    """Return the loggers that a setting names; "all" is not an explicit request."""
     many = asked if isinstance(asked, list | tuple) else [asked]
     return [str(getattr(each, "value", each)) for each in many if each not in (None, "all", "none")]
 
@@ -207,7 +207,7 @@ def _unlogged(note: Note, loggers: str, folder: str) -> Callable[[Any], Any]:
 
 def _wandb(note: Note) -> Change:
     def change(module: ModuleType) -> AbstractContextManager[object]:
-        told(note)("wandb")
+        noting(note)("wandb")
         return ExitStack()
 
     return change

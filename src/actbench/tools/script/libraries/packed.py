@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from actbench.tools.script.libraries.arrivals import Change, changed, rebound
+from actbench.tools.script.libraries.importpatches import Change, changed, rebind
 
 _PAGED_ELEMENTS = 100_000
 """Elements from which bitsandbytes lets the driver page a state."""
@@ -43,7 +43,7 @@ def changes(note: Note) -> dict[str, Change]:
         return matmul
 
     return {
-        "bitsandbytes.functional": lambda module: rebound(module, "prefetch_tensor", lambda own: lambda *tensors: None),
+        "bitsandbytes.functional": lambda module: rebind(module, "prefetch_tensor", lambda own: lambda *tensors: None),
         "bitsandbytes.optim.optimizer": lambda module: changed(module.Optimizer8bit, "get_state_buffer", paged),
-        "bitsandbytes.autograd._functions": lambda module: rebound(module, "matmul", without_outliers),
+        "bitsandbytes.autograd._functions": lambda module: rebind(module, "matmul", without_outliers),
     }

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from actbench.device.patches import attribute
-from actbench.leftovers import temporary_folder
-from actbench.tools.script.libraries.arrivals import Change, changed, rebound
+from actbench.tempfiles import temporary_folder
 from actbench.tools.script.libraries.checkpoints import Contents
+from actbench.tools.script.libraries.importpatches import Change, changed, rebind
 from actbench.tools.script.libraries.saving import Note
 
 
@@ -89,8 +89,8 @@ def changes(saved: SavedModels, contents: Contents, note: Note) -> dict[str, Cha
         "accelerate.accelerator": _of_accelerator(saved, note),
         **{f"{name}.plugins.io.torch_io": _of_lightning(saved, note) for name in _FABRIC},
         **{f"{name}.trainer.trainer": _methods("Trainer", save_checkpoint=_unsharded(note)) for name in _LIGHTNING},
-        "transformers.trainer_utils": lambda module: rebound(module, "get_last_checkpoint", _looking(saved)),
-        "transformers.utils.hub": lambda module: rebound(module, "cached_files", _finding(saved)),
+        "transformers.trainer_utils": lambda module: rebind(module, "get_last_checkpoint", _looking(saved)),
+        "transformers.utils.hub": lambda module: rebind(module, "cached_files", _finding(saved)),
         "peft.peft_model": _methods("PeftModel", save_pretrained=_keeping(saved.keep_adapters)),
         "peft.config": _redirected(saved, "PeftConfigMixin", "from_pretrained", "_get_peft_type"),
         "diffusers.models.modeling_utils": _methods("ModelMixin", save_pretrained=_keeping(saved.keep_config)),

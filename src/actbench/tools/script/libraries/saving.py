@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.storage import TypedStorage, UntypedStorage
 
 from actbench.ops.simulation import plain_tensors
-from actbench.tools.script.libraries.arrivals import Change, changed, rebound
+from actbench.tools.script.libraries.importpatches import Change, changed, rebind
 
 Note = Callable[[str], None]
 
@@ -147,7 +147,7 @@ def _functions(note: Note, functions: Mapping[str, tuple[str, Callable[[], Any]]
     def change(module: ModuleType) -> AbstractContextManager[object]:
         with ExitStack() as stack:
             for name, (what, answer) in functions.items():
-                stack.enter_context(rebound(module, name, left_out(note, what.format(name), _first, answer)))
+                stack.enter_context(rebind(module, name, left_out(note, what.format(name), _first, answer)))
             return stack.pop_all()
 
     return change
@@ -177,7 +177,7 @@ def _hub(note: Note) -> Change:
     def change(module: ModuleType) -> AbstractContextManager[object]:
         with ExitStack() as stack:
             for name in _UPLOADS:  # functions of the module are bound methods of one object of the class
-                stack.enter_context(rebound(module, name, sends_nothing))
+                stack.enter_context(rebind(module, name, sends_nothing))
                 stack.enter_context(changed(module.HfApi, name, sends_nothing))
             return stack.pop_all()
 

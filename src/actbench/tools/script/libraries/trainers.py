@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from actbench.errors import is_users
-from actbench.tools.script.libraries.arrivals import Change, changed
+from actbench.tools.script.libraries.importpatches import Change, changed
 
 FEWEST = 6
 """Steps before an epoch is cut: callbacks change a model after a few."""
@@ -29,7 +29,7 @@ LATER = 2
 _PREDICTED = ("predictions", "label_ids")
 
 _MOST_REPEATED_BYTES = 2**26
-"""The largest array of predictions that is made as long as its samples; of others a few batches are enough."""
+"""The largest array of predictions that is made at full length; larger ones hold a few batches."""
 
 _NAMED = 8
 """Most steps that callbacks name and that are gone to."""

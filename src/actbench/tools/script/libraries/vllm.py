@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from actbench.device.patches import attribute
 from actbench.errors import MeasurementError
-from actbench.tools.script.libraries.arrivals import Change, Make, rebound
+from actbench.tools.script.libraries.importpatches import Change, Make, rebind
 from actbench.tools.script.libraries.loggers import Silent, silent_module
 from actbench.units import format_bytes
 
@@ -34,7 +34,7 @@ UTILIZATION = 0.92
 """The share of the card that an engine takes where the script names none: the default of vLLM 0.33."""
 
 _VERSION = "0.31.0"  # the newest that TRL 1.16 knows
-_VOCABULARY = 64  # of a server, which nobody asks: every model has as many tokens
+_VOCABULARY = 64  # of a server that is never asked; every model has as many tokens
 _LONGEST = 2048  # tokens, where a config names no length
 _ENGINES = ("AsyncLLM", "AsyncLLMEngine", "LLMEngine")
 _WITH_COPIES = ("trl.generation.vllm_generation", "trl.experimental.online_dpo.online_dpo_trainer")
@@ -408,7 +408,7 @@ def parts(note: Note, taken: Taken) -> tuple[dict[str, Change], dict[str, Make]]
 
     changes: dict[str, Change] = dict.fromkeys(_WITH_COPIES, copied)
     changes["trl.generation.vllm_client"] = served
-    changes["trl.import_utils"] = lambda module: rebound(
+    changes["trl.import_utils"] = lambda module: rebind(
         module, "is_vllm_available", lambda own: lambda *arguments, **options: True
     )
     refused = {name: _refusing(name) for name in _ENGINES}

@@ -13,7 +13,7 @@ from torch import Tensor, distributed
 from torch.utils import _pytree
 
 from actbench.device.patches import Patches
-from actbench.tools.script.libraries.arrivals import Change
+from actbench.tools.script.libraries.importpatches import Change
 
 
 def changes(_note: Callable[[str], None]) -> Mapping[str, Change]:
@@ -25,7 +25,7 @@ def changes(_note: Callable[[str], None]) -> Mapping[str, Change]:
 def _sent_without_bytes(zero: ModuleType) -> Iterator[None]:
     """Let the other processes of a simulated group send what their optimizers hold.
 
-    torch's own way sends pickled bytes, and nobody pickled those of a process that does not run.
+    torch's own way sends pickled bytes, and a process that does not run pickles none.
     """
     own = zero.ZeroRedundancyOptimizer.consolidate_state_dict
     at_work: list[Any] = []

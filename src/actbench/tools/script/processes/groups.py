@@ -213,7 +213,7 @@ def _refuse_others(world_size: int, rank: int, processes: int) -> None:
 
 
 def _meeting(processes: int, patches: Patches) -> Callable[..., Iterator[Any]]:
-    """Return what lets a process meet the others: it waits for nobody."""
+    """Return a rendezvous that waits for no other process."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     def meet(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Which storages are copies of others: the averages of weights that a script keeps by hand."""
+"""Finds storages that are copies of weights: the averages that a script keeps by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actbench.simulator.recalled import tensors_of
+from actbench.simulator.cachingmode import tensors_of
 
 Names = Callable[[Iterable[Tensor]], set[int]]
 """Returns the names of the storages of tensors, as far as these are counted."""

@@ -17,7 +17,7 @@ from actbench.simulator.cost.recorder import Done
 from actbench.simulator.tracker import StorageTracker
 
 _ALIKE = 1e-4
-"""The share of the bytes in which steps that are alike may differ."""
+"""The share of the bytes in which equal steps may differ."""
 
 _LITTLE = 1e-6
 """The share of the bytes by which a step has to grow for anybody to care."""
@@ -37,7 +37,7 @@ class Span:
         begun: Events before it; ``ended`` those before its end.
         batches: Events when each of its batches was loaded; of a span that ``follows``, when a model had run.
         line: The line of the script that began it.
-        of: How many batches its loader has; None if nobody knows.
+        of: How many batches its loader has; None if unknown.
         follows: The evaluation whose outputs it works on.
         has_graph: Whether gradients are recorded in it.
         ends_lowest: Whether it ends where the fewest bytes are alive until ``ended``, as the next one begins there.
@@ -67,7 +67,7 @@ class Step:
         done: What the operators did.
         cyclic_bytes: What reference cycles held at the end, until Python's collector ran; 0 where ``collected`` tells.
         collected: Events before and after each time that the collector ran.
-        rows: Rows of its largest batch; None if nobody knows them.
+        rows: Rows of its largest batch; None if unknown.
         spans: What ran before its first pass and is no part of it.
     """
 

@@ -92,7 +92,7 @@ class Lines:
 
     @contextmanager
     def calling(self, module: nn.Module, arguments: Any) -> Iterator[None]:
-        """Inside the block, follow a module whose hooks nobody calls."""
+        """Follow a module inside the block whose hooks are not called."""
         self._enter(module)
         try:
             yield

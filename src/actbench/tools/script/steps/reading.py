@@ -108,7 +108,7 @@ def _inner(model: nn.Module) -> nn.Module:
 def others(roots: Sequence[nn.Module]) -> list[Tensor]:
     """Return the parameters and buffers of all other modules: of frozen averages, and of models called in parts."""
     own = {id(part) for root in roots for part in root.modules()}
-    alive = gc.get_objects()  # while this list lives nobody can make a tuple of a generator, such as one made of this
+    alive = gc.get_objects()  # while this list lives, no tuple can be made from a generator over it
     kinds = {kind for kind in set(map(type, alive)) if issubclass(kind, nn.Module)}
     found = [each for each in alive if type(each) in kinds and id(each) not in own]
     del alive

@@ -142,7 +142,7 @@ class Applied:
                 f"{self._scheme.spec}: no optimizer of the script trains a parameter of a model that ran"
             )
 
-    def told(self, found: Measurement, steps: int) -> Measurement:
+    def with_changes(self, found: Measurement, steps: int) -> Measurement:
         """Return a measurement with what the scheme changed, and its warnings.
 
         Raises:

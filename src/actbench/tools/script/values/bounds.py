@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from actbench.simulator import known
-from actbench.simulator.recalled import tensors_of
+from actbench.simulator.cachingmode import tensors_of
 
 aten = torch.ops.aten
 
@@ -75,7 +75,7 @@ def below(tensor: Tensor) -> int | None:
 
 
 def choices(tensor: Tensor) -> int | None:
-    """Return how many numbers there are to choose among for each element of a tensor that nobody knows."""
+    """Return how many numbers there are to choose among for each element of a tensor of unknown values."""
     found = _found(tensor)
     return found if isinstance(found, int) else None
 
@@ -118,7 +118,7 @@ def _bound_by_range(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], r
 
 
 def _ends(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Return the smallest and the largest number that an operator can return; None if nobody knows both."""
+    """Return the smallest and the largest number that an operator can return; None if one is unknown."""
     if func is aten.clamp.default:
         low, high = (*args[1:], *(kwargs[name] for name in ("min", "max") if name in kwargs), None)[:2]
         return None if low is None or high is None else (low, high)

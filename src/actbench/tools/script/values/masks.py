@@ -193,7 +193,7 @@ def _set(x: Tensor, count: int, value: Any) -> Ones | None:
 
 
 def _number(value: Any) -> Any:
-    """Return a value, or the one that all elements of a tensor have; None if they differ, or nobody knows them."""
+    """Return a value, or the one that all elements of a tensor have; None if they differ, or are unknown."""
     if not isinstance(value, Tensor):
         return value
     found = ones(value)

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from actbench.device.patches import attribute
-from actbench.tools.script.libraries.arrivals import changed
+from actbench.tools.script.libraries.importpatches import changed
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def _of_fakes(faked: Callable[[Tensor], Tensor]) -> dict[str, Any]:
     return READERS | {
         "__new__": staticmethod(new),
         "__deepcopy__": _deepcopied,
-        # torch leaves tensors of a card where they are, and nobody shares host memory without values
+        # torch leaves tensors of a card where they are, and host memory without values is never shared
         "share_memory_": lambda tensor: tensor,
         "is_shared": is_on_card,
         "data_ptr": lambda tensor: address(tensor.untyped_storage()) + tensor.storage_offset() * tensor.itemsize,

@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from actbench.errors import UntraceableError
 from actbench.simulator import known
+from actbench.simulator.cachingmode import CachingFakeMode, device_of, tensors_of
 from actbench.simulator.fake import LARGEST_REAL_BYTES
 from actbench.simulator.places import is_card
-from actbench.simulator.recalled import RecallingMode, device_of, tensors_of
-from actbench.tools.script.values import bounds, masks, plausible
+from actbench.tools.script.values import bounds, masks, placeholders
 from actbench.tools.script.values.ones import forget as forget_ones, ones
 
 aten = torch.ops.aten
@@ -43,7 +43,7 @@ _NO_BOUND = (
 _disabled: Any = torch._C._DisableTorchDispatch
 
 
-class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
+class ScriptMode(CachingFakeMode):  # type: ignore[no-untyped-call]
     """A fake tensor mode for a whole training script.
 
     Args:
@@ -85,7 +85,7 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
         else:
             bounds.bound(func, args, kwargs or {}, result)
             masks.follow(func, args, kwargs or {}, result)
-            plausible.follow(func, args, kwargs or {}, result)
+            placeholders.follow(func, args, kwargs or {}, result)
             if func is _COPIES and result.device.type == "cpu" and args[0].device.type == "cuda":
                 if not (kwargs or {}).get("non_blocking"):
                     self._waited()
@@ -130,7 +130,7 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
             case "aten::_local_scalar_dense" | "aten::item":  # the second in inference mode
                 if is_card(args[0].device):
                     self._waited()
-                return plausible.one(args[0])
+                return placeholders.one(args[0])
             case "aten::equal":
                 return args[0].shape == args[1].shape
             case "aten::allclose":
@@ -160,7 +160,7 @@ class ScriptMode(RecallingMode):  # type: ignore[no-untyped-call]
             return aten.index.Tensor(args[0], list(_as_indices(args[1])))
 
     def _all_finite(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """Check gradients, which nobody knows, for infinity: none is found, so no step is left out."""
+        """Find no infinity in gradients, whose values are unknown, so that no step is skipped."""
         found = known.value_of(args[1])
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if found is not None and isinstance(args[1], FakeTensor):
@@ -194,7 +194,7 @@ def _forget(args: Any, kwargs: Any) -> None:
     for tensor in tensors_of((args[:1], kwargs.get("out"))):
         for each in (tensor, tensor._base):
             if each is not None:
-                plausible.forget(each)
+                placeholders.forget(each)
                 bounds.forget(each)
                 forget_ones(each)
 
@@ -227,7 +227,7 @@ def _unique_rows(x: Tensor, dim: int, _: bool = True, inverse: bool = False, cou
 
 
 def _counts(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """Return a count of each integer that there can be; if nobody knows the largest, of as many as are asked for."""
+    """Return a count of each integer that there can be; if the largest is unknown, of as many as are asked for."""
     length = max(bounds.below(x) or 0, minlength)
     if not length:
         raise UntraceableError(_NO_BOUND.format("aten::bincount"))
@@ -270,7 +270,7 @@ _LARGEST: dict[str, Callable[..., Any]] = {
 """Operators whose results have a largest shape, by name."""
 
 _CHOOSES = ("aten::nonzero", "aten::masked_select", "torchvision::nms")
-"""Those that choose some of the elements: nobody knows how many."""
+"""Those that choose some of the elements, an unknown number."""
 
 
 def values(tensor: Tensor) -> Tensor:
@@ -279,7 +279,7 @@ def values(tensor: Tensor) -> Tensor:
     if value is not None:
         return value
     with _disabled():
-        return torch.full(tensor.shape, plausible.one(tensor), dtype=tensor.dtype)
+        return torch.full(tensor.shape, placeholders.one(tensor), dtype=tensor.dtype)
 
 
 def real_if_known(tensor: Tensor) -> Tensor:

@@ -157,7 +157,7 @@ def encoder(
 
 
 def fill_decoded(out: Tensor, codes: Tensor, meta: Tensor, bits: int, group_size: int) -> None:
-    """Do as :func:`decode_` from the first element on, for plain tensors of sizes that fit, which nobody checks."""
+    """Do as :func:`decode_` from the first element on, for plain tensors of fitting sizes, unchecked."""
     (launch_decode if out.is_cuda else cpu.decode)(out, codes, meta, bits, group_size, 0)
 
 

@@ -1,4 +1,4 @@
-"""How to make the result of an operator again from arguments that are alike."""
+"""Cached results of operators: how to make a result again from arguments of equal signature."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ layout_of: Callable[[Tensor], torch.layout] = Tensor.layout.__get__  # type: ign
 
 _make_subclass: Callable[..., FakeTensor] = Tensor._make_subclass
 
-Make: TypeAlias = "Same | Argument | Several | Twin"
+CachedResult: TypeAlias = "Constant | Argument | Sequenced | NewTensor"
 """From a mode, an operator's tensors, and the elements before the row that it selects, to the operator's result.
 
-It is data, so that another process can have it; see :mod:`actbench.simulator.sharedrecipes`.
+It is data, so that another process can have it; see :mod:`actbench.simulator.sharedopcache`.
 """
 
 PLAIN = frozenset(
@@ -35,10 +35,10 @@ def is_plain(tensor: FakeTensor) -> bool:
 
 
 def _metadata(tensor: FakeTensor) -> tuple[Any, ...]:
-    return (tensor.storage_offset(), *form(tensor))
+    return (tensor.storage_offset(), *signature(tensor))
 
 
-def form(tensor: FakeTensor) -> tuple[Any, ...]:
+def signature(tensor: FakeTensor) -> tuple[Any, ...]:
     """Return all that an operator's result depends on of a tensor, except its place in its storage."""
     return (
         tensor.dtype,
@@ -62,8 +62,8 @@ def shared(owners: list[int]) -> list[int]:
     return [places.setdefault(owner, place) for place, owner in enumerate(owners)]
 
 
-def recipe(result: Any, tensors: Sequence[FakeTensor], before: int) -> Make | None:
-    """Return what makes the result again from alike arguments, or None if nothing does."""
+def cached_result(result: Any, tensors: Sequence[FakeTensor], before: int) -> CachedResult | None:
+    """Return what makes the result again from arguments of equal signature, or None if nothing does."""
     if type(result) is torch.Size:
         return None
     # decompositions return named tuples, and operators plain ones
@@ -73,7 +73,7 @@ def recipe(result: Any, tensors: Sequence[FakeTensor], before: int) -> Make | No
     makes = [make for make in parts if make is not None]
     if len(makes) < len(parts) or _share_storages(result, tensors):
         return None
-    return Several(several, tuple(makes)) if several else makes[0]
+    return Sequenced(several, tuple(makes)) if several else makes[0]
 
 
 class _Given:
@@ -88,10 +88,10 @@ class _Given:
             self.sources.setdefault(tensor.untyped_storage()._cdata, place)
 
 
-def _part(leaf: Any, given: _Given, before: int) -> Make | None:
+def _part(leaf: Any, given: _Given, before: int) -> CachedResult | None:
     """Return what makes one tensor or plain value of a result again."""
     if type(leaf) in PLAIN:
-        return Same(leaf)
+        return Constant(leaf)
     if type(leaf) is not FakeTensor or leaf.constant is not None or not is_plain(leaf):
         return None
     place = given.places.get(id(leaf))
@@ -99,11 +99,11 @@ def _part(leaf: Any, given: _Given, before: int) -> Make | None:
         return Argument(place)
     source = given.sources.get(leaf.untyped_storage()._cdata)
     first = int(leaf.storage_offset()) - before - (0 if source is None else int(given.tensors[source].storage_offset()))
-    make = Twin.of(leaf, source, first)
-    return make if is_alike(make(leaf.fake_mode, given.tensors, before), leaf) else None
+    make = NewTensor.of(leaf, source, first)
+    return make if has_equal_metadata(make(leaf.fake_mode, given.tensors, before), leaf) else None
 
 
-class Same(NamedTuple):
+class Constant(NamedTuple):
     """Returns a plain value."""
 
     value: Any
@@ -123,19 +123,19 @@ class Argument(NamedTuple):
         return given[self.place]
 
 
-class Several(NamedTuple):
+class Sequenced(NamedTuple):
     """Makes a list or a tuple."""
 
     kind: type[list[Any]] | type[tuple[Any, ...]]
-    makes: tuple[Make, ...]
+    makes: tuple[CachedResult, ...]
 
     def __call__(self, mode: FakeTensorMode, given: Sequence[FakeTensor], before: int) -> Any:
-        """Make its parts, and return them."""
+        """CachedResult its parts, and return them."""
         return self.kind([make(mode, given, before) for make in self.makes])
 
 
-class Twin(NamedTuple):
-    """Makes tensors like another, over the storage of argument ``source`` or with a new one.
+class NewTensor(NamedTuple):
+    """Makes a tensor like the first result, over the storage of argument ``source`` or a new one.
 
     It copies the attributes that torch's mode gives a tensor, in an eighth of the time that the mode takes.
     """
@@ -155,7 +155,7 @@ class Twin(NamedTuple):
         return cls(*layout, source, first, _attributes(leaf))
 
     def __call__(self, mode: FakeTensorMode, given: Sequence[FakeTensor], before: int) -> FakeTensor:
-        """Make a tensor of a mode."""
+        """CachedResult a tensor of a mode."""
         with _internals._DisableTorchDispatch():
             if self.source is None:
                 bare = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
@@ -173,7 +173,7 @@ class Twin(NamedTuple):
         return made
 
 
-def is_alike(made: FakeTensor, leaf: FakeTensor) -> bool:
+def has_equal_metadata(made: FakeTensor, leaf: FakeTensor) -> bool:
     """Return whether two tensors differ in nothing but their storages."""
     keys = _internals._dispatch_key_set
     return _metadata(made) == _metadata(leaf) and keys(made) == keys(leaf) and _attributes(made) == _attributes(leaf)

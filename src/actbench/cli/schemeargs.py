@@ -1,4 +1,4 @@
-"""Schemes that a user names in a flag or a recipe, and the errors about them."""
+"""Checks the schemes of flags and recipes, and adds their place to errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of the autograd graph without values, which know how to compute them."""
+"""Tensors of the autograd graph that are computed on first use."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from actbench.errors import ConversionError
 
 
 @dataclass(frozen=True, eq=False)
-class Promise:
-    """What a tensor without values stands for.
+class Deferred:
+    """How to compute the values of a deferred tensor.
 
     Attributes:
         shape: The tensor's.
@@ -33,22 +33,22 @@ class Promise:
         """Return the values, beneath autograd."""
         raise NotImplementedError
 
-    def after(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Promise | None:
-        """Return the promise of an operator's result on the tensor, or None for an operator that needs the values."""
+    def after(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Deferred | None:
+        """Return the deferred result of an operator on the tensor, or None for an operator that needs the values."""
         raise NotImplementedError
 
 
-class Promised(Tensor):
+class DeferredTensor(Tensor):
     """A tensor without values. An operator that its promise does not defer gets the values."""
 
-    promise: Promise
+    deferred: Deferred
 
     @classmethod
-    def of(cls, promise: Promise) -> Self:
+    def of(cls, deferred: Deferred) -> Self:
         """Return a tensor without values."""
         make: Any = Tensor._make_wrapper_subclass
-        made: Self = make(cls, promise.shape, dtype=promise.dtype, device=promise.device)
-        made.promise = promise
+        made: Self = make(cls, deferred.shape, dtype=deferred.dtype, device=deferred.device)
+        made.deferred = deferred
         return made
 
     def __tensor_flatten__(self) -> tuple[list[str], None]:
@@ -58,11 +58,16 @@ class Promised(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Pass everything on to autograd, then to operators."""
-        if func is Tensor.__setitem__ and isinstance(args[0], Promised):
-            _refuse_writing(args[0].promise)
+        if func is Tensor.__setitem__ and isinstance(args[0], DeferredTensor):
+            _refuse_writing(args[0].deferred)
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
-            if func in _MAKE_LEAVES and isinstance(args[0], Promised) and args[0].requires_grad and args[0].is_leaf:
+            if (
+                func in _MAKE_LEAVES
+                and isinstance(args[0], DeferredTensor)
+                and args[0].requires_grad
+                and args[0].is_leaf
+            ):
                 args[0].register_hook(_computed)  # type: ignore[no-untyped-call]
             return found
 
@@ -72,13 +77,13 @@ class Promised(Tensor):
     ) -> Any:
         """Defer an operator if possible; else compute the values for it."""
         kwargs, first = kwargs or {}, args[0] if args else None
-        if isinstance(first, Promised):
+        if isinstance(first, DeferredTensor):
             if func._schema.is_mutable:
-                _refuse_writing(first.promise)
-            later = first.promise.after(func, args[1:], kwargs)
+                _refuse_writing(first.deferred)
+            later = first.deferred.after(func, args[1:], kwargs)
             if later is not None:
                 return type(first).of(later)
-        args, kwargs = tree_map_only(Promised, lambda each: each.promise.values(), (args, kwargs))
+        args, kwargs = tree_map_only(DeferredTensor, lambda each: each.deferred.values(), (args, kwargs))
         return func(*args, **kwargs)
 
 
@@ -87,11 +92,11 @@ _MAKE_LEAVES = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ig
 
 def _computed(gradient: Tensor) -> Tensor:
     """Return the values of the gradient of a leaf, which may be read as long as the leaf is there."""
-    return gradient.promise.values() if isinstance(gradient, Promised) else gradient
+    return gradient.deferred.values() if isinstance(gradient, DeferredTensor) else gradient
 
 
-def _refuse_writing(promise: Promise) -> None:
+def _refuse_writing(deferred: Deferred) -> None:
     raise ConversionError(
-        f"chunked_loss: {promise.what} are changed in place before they are computed; make new tensors of them, or "
+        f"chunked_loss: {deferred.what} are changed in place before they are computed; make new tensors of them, or "
         "leave the scheme out"
     )

@@ -5,7 +5,7 @@ import re
 import torch
 from torch import Tensor, nn
 
-from actbench import longsteps
+from actbench import slowsteps
 from actbench.measuring.inspection import trace
 from actbench.measuring.meters import MemoryReading
 from actbench.scheme.setup import TrainingSetup, TrainStep
@@ -52,7 +52,7 @@ def told_of(seconds: float, *, traces: int = 0, steps: int = 1) -> list[str]:
     meter = SimulatedMeter(profiles.get("cpu"))
     setup = meter.adopt(setup_of(nn.Sequential(Recurrent(), Recurrent())))
     batch = meter.place({"x": torch.ones(2, STEPS, 4)})
-    with longsteps.told_to(told.append, Clock(seconds)):
+    with slowsteps.report_to(told.append, Clock(seconds)):
         for _ in range(traces):
             trace(setup, lambda: batch)
         for _ in range(steps):
@@ -70,7 +70,7 @@ def test_a_loop_is_told_after_ten_seconds_and_when_its_time_has_doubled() -> Non
     first, *later = told_of(1 / 16)
 
     assert re.match(r"a simulated step takes long: \d+ operators ran in 10 s, most of them in ", first)
-    assert "Recurrent.forward (test_longsteps.py)" in first
+    assert "Recurrent.forward (test_slowsteps.py)" in first
     assert re.search(r"at least 20 s in all, and about 40 s if the layers that are left are like", first)
     assert "--sequence-length" in first
     assert all(text.startswith("the simulated step goes on: ") for text in later)
@@ -101,6 +101,6 @@ def test_listening_changes_no_bytes() -> None:
             step = TrainStep(setup, meter.place({"x": torch.ones(2, STEPS, 4)}))
         return meter.memory(step)
 
-    with longsteps.told_to(lambda text: None):
+    with slowsteps.report_to(lambda text: None):
         followed = read()
     assert followed == read()

@@ -1,4 +1,4 @@
-"""Files and folders that are made for a while; what a killed process leaves of them the next command removes.
+"""Creates temporary files and folders; the next command removes what a killed process has left.
 
 Each is locked by its process, and the kernel ends a lock with the process that holds it. The name tells the start of
 the machine, since locks are known to the processes of one kernel only: what other machines make on a shared file system
@@ -28,7 +28,7 @@ _FORM = re.compile(rf"(?:{_PREFIX}|\..*\.)([0-9a-f]{{8}})-[0-9a-f]{{8}}(?:|\.par
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Give a new folder in the temporary folder, which only this user may enter, and remove it in the end."""
+    """Create a folder in the temporary folder that only this user may enter; remove it at the end of the block."""
     root = Path(tempfile.gettempdir())
     sweep(root)
     folder = root / f"{_PREFIX}{_mark()}"
@@ -38,8 +38,8 @@ def temporary_folder() -> Iterator[Path]:
 
 
 @contextmanager
-def folder_beside(target: Path) -> Iterator[Path]:
-    """Give a new folder beside one that it may replace; see :func:`let_go`. Remove it in the end if it is there."""
+def folder_next_to(target: Path) -> Iterator[Path]:
+    """Create a folder next to ``target``, which it may replace (:func:`unmark`); remove it if it is still there."""
     sweep(target.parent)
     folder = target.with_name(f".{target.name[:32]}.{_mark()}.partial")
     folder.mkdir()
@@ -48,8 +48,8 @@ def folder_beside(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def file_beside(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """Give a new file beside one that it may replace, with its path. Remove it in the end if it is there."""
+def file_next_to(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """Create a file next to ``target``, which it may replace; yield path and file, and remove it if still there."""
     sweep(target.parent)
     path = target.with_name(f".{target.name[:32]}.{_mark()}.tmp")
     new = path.with_suffix(".new")
@@ -62,8 +62,8 @@ def file_beside(target: Path) -> Iterator[tuple[Path, BinaryIO]]:
                 place.unlink(missing_ok=True)
 
 
-def let_go(folder: Path) -> None:
-    """Unmark a folder that was moved to its place, where nobody looks for leftovers."""
+def unmark(folder: Path) -> None:
+    """Remove the lock of a folder that has replaced its target: it is not temporary any more."""
     (folder / _LOCK).unlink(missing_ok=True)
 
 
@@ -121,7 +121,7 @@ def _mark() -> str:
 
 @functools.cache
 def _start() -> str:
-    """Return what tells this start of this machine from those of others."""
+    """Return what identifies this boot of this machine."""
     try:
         told = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""Memory that no operator tells of: storages that are resized, what losses leave, states of the CPU's generator."""
+"""Memory changes that bypass torch's dispatcher: resized storages, what losses leave, states of the CPU's generator."""
 
 from __future__ import annotations
 
@@ -39,8 +39,10 @@ def leave(func: Any, args: Any, result: Any) -> None:
 
 
 @contextmanager
-def told(resized: Callable[[torch.UntypedStorage], object], made: Callable[[list[Tensor]], object]) -> Iterator[None]:
-    """Inside, tell of each storage that is resized, as FSDP2 does, and of each state that is read.
+def reported(
+    resized: Callable[[torch.UntypedStorage], object], made: Callable[[list[Tensor]], object]
+) -> Iterator[None]:
+    """Report each storage that the block resizes, as FSDP2 does, and each state of the generator that it reads.
 
     Recomputed blocks and operators keep the state of the generator from the forward to the backward pass.
     """

@@ -1,4 +1,4 @@
-"""Random numbers of the host's generator: those that a real run draws for tensors that have no values here.
+"""Advances the host's random generator by what a real run draws for tensors that have no values here.
 
 Where the numbers of a tensor come one after the other, so do those of its pieces. Each piece is drawn and thrown away,
 so that the generator gives the same numbers afterwards: the order of rows, and with it the lengths of padded batches.
@@ -47,7 +47,7 @@ _IN_FLOAT32 = (aten.bernoulli, aten.randperm)
 """Operators that draw as many bits as float32 needs for each element, whatever their result is."""
 
 
-class DrawnStates:
+class GeneratorStates:
     """The states of generators after large draws, known to this process and to all that are forked from it.
 
     A draw is known by the state before it and by what is drawn. Each process adds records of one length to the end of
@@ -76,7 +76,7 @@ class DrawnStates:
             os.write(self._file.fileno(), key + generator.get_state().numpy().tobytes())
 
 
-class HostDraws:
+class HostRng:
     """Draws from the host's generators what tensors without values would have drawn.
 
     Args:
@@ -84,7 +84,7 @@ class HostDraws:
         states: What other processes have drawn; None where there are none.
     """
 
-    def __init__(self, note: Callable[[str], object], states: DrawnStates | None = None) -> None:
+    def __init__(self, note: Callable[[str], object], states: GeneratorStates | None = None) -> None:
         self._note, self._left, self._states = note, MOST, states
 
     def draw(self, func: Any, args: Any, kwargs: Any, made: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The flags ``--export-NAME`` of formats that plug-ins bring, and the texts that they write."""
+"""The flags ``--export-NAME`` of formats that plug-ins add, and the texts that they write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from actbench import plugins
 from actbench.cli.app import file_option
 from actbench.cli.panels import WITHOUT_PANEL, panel_of
-from actbench.errors import ActbenchError, StoreError, told
+from actbench.errors import ActbenchError, StoreError, message_of
 from actbench.plugins import Plugin
 from actbench.report.exporting import Exported, ExportFormat
 
@@ -66,16 +66,16 @@ def _can_be_flags(name: str, also: str) -> bool:
 @functools.cache
 def _first_by_flag() -> dict[str, Plugin]:
     """Return the plug-in that has each second name of a flag: of two with one name actbench's, or that of the first."""
-    alike: dict[str, list[Plugin]] = {}
+    by_flag: dict[str, list[Plugin]] = {}
     for name, plugin in plugins.installed("exports").items():
         if plugins.fault(plugin, ExportFormat) is None:
             also = plugin.load().also
             if also and _can_be_flags(name, also):
-                alike.setdefault(also, []).append(plugin)
-    # whose a plug-in is takes a file to read, and no two are alike as a rule
+                by_flag.setdefault(also, []).append(plugin)
+    # whose a plug-in is takes a file to read, and as a rule no two are equal
     return {
         also: found[0] if len(found) == 1 else min(found, key=lambda each: each.precedence)
-        for also, found in alike.items()
+        for also, found in by_flag.items()
     }
 
 
@@ -107,4 +107,6 @@ def _blaming(plugin: Plugin) -> Iterator[None]:
     except (ActbenchError, OSError):
         raise
     except Exception as error:  # a stranger's code may raise anything
-        raise StoreError(f"--export-{plugin.name}, which {plugin.package} brings, failed: {told(error)}") from error
+        raise StoreError(
+            f"--export-{plugin.name}, which {plugin.package} brings, failed: {message_of(error)}"
+        ) from error

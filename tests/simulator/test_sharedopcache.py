@@ -16,17 +16,17 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
-from actbench.simulator import sharedrecipes
+from actbench.simulator import sharedopcache
+from actbench.simulator.cachingmode import CachingFakeMode, starting_from
 from actbench.simulator.fake import fake_mode
-from actbench.simulator.recalled import RecallingMode, beginning_with
-from actbench.simulator.sharedrecipes import SharedRecipes
+from actbench.simulator.sharedopcache import SharedOpCache
 
 
 @pytest.fixture
-def recipes() -> Iterator[SharedRecipes]:
+def recipes() -> Iterator[SharedOpCache]:
     """Recipes of no process."""
     with tempfile.TemporaryFile() as file:
-        yield SharedRecipes(file.fileno())
+        yield SharedOpCache(file.fileno())
 
 
 others = recipes
@@ -63,13 +63,13 @@ def network(x: torch.Tensor) -> list[torch.Tensor]:
     return [*parts, F.relu(parts[0]).t(), *torch._foreach_add([x, norm], 1.0)]
 
 
-def results(recipes: SharedRecipes) -> list[Any]:
+def results(recipes: SharedOpCache) -> list[Any]:
     """Run the network in a new mode, and return all that one sees of its results."""
-    taken = recipes.take("card")
-    with beginning_with(taken.known), fake_mode() as mode:
+    taken = recipes.load("card")
+    with starting_from(taken.known), fake_mode() as mode:
         found = network(torch.empty(2, 4, 3, 3))
         assert all(each.fake_mode is mode for each in found)
-    taken.give()
+    taken.publish()
     storages = [each.untyped_storage()._cdata for each in found]
     return [
         (each.shape, each.stride(), each.dtype, each.device, each.storage_offset(), storages.index(storage))
@@ -77,19 +77,19 @@ def results(recipes: SharedRecipes) -> list[Any]:
     ]
 
 
-def learn_one_more(recipes: SharedRecipes) -> None:
-    taken = recipes.take("card")
-    with beginning_with(taken.known), fake_mode():
+def learn_one_more(recipes: SharedOpCache) -> None:
+    taken = recipes.load("card")
+    with starting_from(taken.known), fake_mode():
         torch.empty(7).relu()
-    taken.give()
+    taken.publish()
 
 
-def known(recipes: SharedRecipes, device: str = "card") -> set[Any]:
-    return set(recipes.take(device).known)
+def known(recipes: SharedOpCache, device: str = "card") -> set[Any]:
+    return set(recipes.load(device).known)
 
 
 def test_a_process_begins_with_what_another_learned(
-    recipes: SharedRecipes, others: SharedRecipes, ran: list[Any]
+    recipes: SharedOpCache, others: SharedOpCache, ran: list[Any]
 ) -> None:
     assert forked(lambda: results(recipes)) == 0
 
@@ -99,33 +99,33 @@ def test_a_process_begins_with_what_another_learned(
     assert ran
 
 
-def test_a_mode_alone_begins_with_nothing(recipes: SharedRecipes, ran: list[Any]) -> None:
+def test_a_mode_alone_begins_with_nothing(recipes: SharedOpCache, ran: list[Any]) -> None:
     results(recipes)
     first = len(ran)
-    with RecallingMode():
+    with CachingFakeMode():
         network(torch.empty(2, 4, 3, 3))
     assert len(ran) == 2 * first
 
 
-def test_what_another_process_adds_meanwhile_stays(recipes: SharedRecipes) -> None:
-    taken = recipes.take("card")
-    with beginning_with(taken.known), fake_mode():
+def test_what_another_process_adds_meanwhile_stays(recipes: SharedOpCache) -> None:
+    taken = recipes.load("card")
+    with starting_from(taken.known), fake_mode():
         torch.empty(7).relu()
     assert forked(lambda: results(recipes)) == 0
-    taken.give()
+    taken.publish()
     assert known(recipes) > set(taken.known)
 
 
-def test_what_is_learned_of_one_device_is_not_known_of_another(recipes: SharedRecipes) -> None:
+def test_what_is_learned_of_one_device_is_not_known_of_another(recipes: SharedOpCache) -> None:
     results(recipes)
-    forked(lambda: recipes.take("another").give())
+    forked(lambda: recipes.load("another").publish())
     learn_one_more(recipes)
     assert known(recipes, "another") == set()
     assert len(known(recipes)) > 2
 
 
 def test_a_process_that_is_killed_while_it_writes_leaves_what_was_there(
-    recipes: SharedRecipes, monkeypatch: pytest.MonkeyPatch
+    recipes: SharedOpCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results(recipes)
     before = known(recipes)
@@ -147,7 +147,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_what_was_there(
     assert known(recipes) > before, "the lock is free"
 
 
-def test_what_there_is_no_space_for_is_left_out_and_others_go_on(recipes: SharedRecipes) -> None:
+def test_what_there_is_no_space_for_is_left_out_and_others_go_on(recipes: SharedOpCache) -> None:
     learn_one_more(recipes)
     before = known(recipes)
 
@@ -163,10 +163,10 @@ def test_what_there_is_no_space_for_is_left_out_and_others_go_on(recipes: Shared
 
 
 def test_a_full_file_or_one_that_cannot_be_locked_costs_nothing_but_time(
-    recipes: SharedRecipes, monkeypatch: pytest.MonkeyPatch
+    recipes: SharedOpCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(sharedrecipes, "_MOST_BYTES", 10)
+        patched.setattr(sharedopcache, "_MOST_BYTES", 10)
         results(recipes)
         assert known(recipes) == set()
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from actbench import leftovers
-from actbench.leftovers import sweep, temporary_folder
+from actbench import tempfiles
 from actbench.report.render.exports import export
+from actbench.tempfiles import sweep, temporary_folder
 
 FOLDER = """
     with temporary_folder() as folder:
@@ -50,7 +50,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def started(code: str, end: str) -> subprocess.Popen[str]:
     imports = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom actbench.leftovers import temporary_folder\n"
+        "import os, signal, sys\nfrom pathlib import Path\nfrom actbench.tempfiles import temporary_folder\n"
         "from actbench.report.render.exports import export\n"
     )
     staging = "from actbench.tools.convert.savedmodel import staged\n" if "staged" in code else ""
@@ -118,7 +118,7 @@ def test_only_what_this_user_left_on_this_machine_is_removed(folder: Path) -> No
     process.communicate()
     [left] = folder.iterdir()
     others = {
-        "of another machine": left.with_name(left.name.replace(leftovers._start(), "0" * 8)),
+        "of another machine": left.with_name(left.name.replace(tempfiles._start(), "0" * 8)),
         "not locked at all": left.with_name(left.name[:-1] + ("0" if left.name[-1] != "0" else "1")),
         "of a user": folder / "actbench-mine",
         "of torch": folder / f"actbench-of-{os.getuid()}",
@@ -128,10 +128,10 @@ def test_only_what_this_user_left_on_this_machine_is_removed(folder: Path) -> No
     (others["not locked at all"] / ".lock").unlink()
     (folder / "linked").mkdir()
     (folder / "linked" / ".lock").touch()
-    link = left.with_name(f"actbench-{leftovers._start()}-{'a' * 8}")
+    link = left.with_name(f"actbench-{tempfiles._start()}-{'a' * 8}")
     link.symlink_to("linked")
     if os.getuid() == 0:
-        foreign = shutil.copytree(left, left.with_name(f"actbench-{leftovers._start()}-{'b' * 8}"))
+        foreign = shutil.copytree(left, left.with_name(f"actbench-{tempfiles._start()}-{'b' * 8}"))
         os.chown(foreign, 12345, -1)
         others["of another user"] = Path(foreign)
     sweep(folder)

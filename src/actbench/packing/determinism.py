@@ -1,4 +1,4 @@
-"""Whether a step may wait for the device to decide how tensors are packed: a measurement must, training must not."""
+"""Whether a step waits for the device before it allocates bits: a measurement must, training must not."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _waits: ContextVar[bool] = ContextVar("_waits", default=False)
 
 
 @contextmanager
-def waiting() -> Iterator[None]:
-    """Make steps inside wait for the device when bits are allocated, as measurements must.
+def deterministic_bits() -> Iterator[None]:
+    """Wait for the device in each step of the block that allocates bits, as measurements must.
 
     The bits of a step then depend only on earlier steps, not on the progress of the device.
     """
@@ -22,6 +22,6 @@ def waiting() -> Iterator[None]:
         _waits.reset(token)
 
 
-def waits() -> bool:
-    """Return whether this code runs inside :func:`waiting`."""
+def must_sync() -> bool:
+    """Return whether this code runs inside :func:`deterministic_bits`."""
     return _waits.get()

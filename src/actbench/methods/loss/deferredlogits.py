@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from actbench.errors import ConversionError
-from actbench.methods.loss.promised import Promise, Promised
+from actbench.methods.loss.deferred import Deferred, DeferredTensor
 from actbench.packing.precision import cast, no_autocast, product_dtype
 
 aten = torch.ops.aten
@@ -32,7 +32,7 @@ class Step:
         """Return the shape of logits after the step."""
         return before
 
-    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: Recipe) -> bool:
+    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: DeferredLogits) -> bool:
         """Return whether an operator makes of the gradient of ``recipe``, whose last step this is, that before it."""
         raise NotImplementedError
 
@@ -47,7 +47,7 @@ class Cast(Step):
         """Return the tensor in the type."""
         return x.to(self.dtype)
 
-    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: Recipe) -> bool:
+    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: DeferredLogits) -> bool:
         """Return whether an operator casts the gradient back."""
         wanted = {"dtype": recipe.before.dtype, "layout": torch.strided, "device": recipe.device}
         return func is aten._to_copy.default and wanted == wanted | kwargs and "dtype" in kwargs
@@ -64,7 +64,7 @@ class _Scale(Step):
         scaled: Tensor = self.operator(x, self.number)
         return scaled
 
-    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: Recipe) -> bool:
+    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: DeferredLogits) -> bool:
         return func is self.operator and others == (self.number,) and not kwargs
 
 
@@ -75,7 +75,7 @@ class _Tanh(Step):
     def __call__(self, x: Tensor) -> Tensor:
         return x.tanh()
 
-    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: Recipe) -> bool:
+    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: DeferredLogits) -> bool:
         return func is aten.tanh_backward.default and getattr(others[0], "promise", None) is recipe
 
 
@@ -93,7 +93,7 @@ class _Reshape(Step):
     def shape(self, before: tuple[int, ...]) -> tuple[int, ...]:
         return *self.leading, before[-1]
 
-    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: Recipe) -> bool:
+    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: DeferredLogits) -> bool:
         return func in _VIEWS and (*others[0],) == recipe.before.shape
 
 
@@ -112,7 +112,7 @@ class _Slice(Step):
     def shape(self, before: tuple[int, ...]) -> tuple[int, ...]:
         return *before[: self.dim], len(range(*self.cut.indices(before[self.dim]))), *before[self.dim + 1 :]
 
-    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: Recipe) -> bool:
+    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: DeferredLogits) -> bool:
         if func is not aten.slice_backward.default or (*others[0],) != recipe.before.shape:
             return False
         size = recipe.before.shape[self.dim]
@@ -178,7 +178,7 @@ def _versions(*tensors: Tensor | None) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class Recipe(Promise):
+class DeferredLogits(Deferred):
     """How to compute logits, (..., classes).
 
     Attributes:
@@ -194,17 +194,17 @@ class Recipe(Promise):
     source: Source
     shaping: tuple[Step, ...] = ()
     scaling: tuple[Step, ...] = ()
-    earlier: Recipe | None = None
+    earlier: DeferredLogits | None = None
     step: Step | None = None
 
     @classmethod
-    def of(cls, source: Source) -> Recipe:
+    def of(cls, source: Source) -> DeferredLogits:
         """Return how to compute what the layer returns."""
         shape = (*source.hidden.shape[:-1], source.weight.shape[0])
         return cls(shape, source.dtype, source.hidden.device, source)
 
     @property
-    def before(self) -> Recipe:
+    def before(self) -> DeferredLogits:
         """The logits before the last step."""
         assert self.earlier is not None
         return self.earlier
@@ -221,7 +221,7 @@ class Recipe(Promise):
             x = self.rows().to(source.dtype)
             return done(F.linear(x, source.weight.to(source.dtype), cast(source.bias, source.dtype)), self.scaling)
 
-    def after(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Recipe | None:
+    def after(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> DeferredLogits | None:
         """Return how to compute an operator's result on the logits, or None for an operator that needs their values."""
         if func in (aten.detach.default, aten.alias.default, aten.clone.default):
             return self
@@ -236,7 +236,7 @@ class Recipe(Promise):
         return replace(made, shape=step.shape(self.shape), shaping=(*self.shaping, step))
 
 
-def _step(logits: Recipe, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
+def _step(logits: DeferredLogits, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
     """Return the step that an operator is, or None."""
     if func is aten._to_copy.default and {*kwargs} <= {"dtype"}:
         return Cast(kwargs.get("dtype", logits.dtype))
@@ -264,16 +264,16 @@ def _step_on_rows(shape: tuple[int, ...], func: Any, others: tuple[Any, ...]) ->
     return _Whole(dim, cut) if len(range(*cut.indices(shape[dim]))) == shape[dim] else None
 
 
-class Logits(Promised):
+class Logits(DeferredTensor):
     """The output of a linear layer, (..., classes), that is not computed yet."""
 
-    promise: Recipe
+    deferred: DeferredLogits
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute cross entropy in pieces; pass anything else on to autograd, then to operators."""
         if func is F.cross_entropy and args and isinstance(args[0], Logits):
-            found = args[0].promise.source.loss(*args, **(kwargs or {}))
+            found = args[0].deferred.source.loss(*args, **(kwargs or {}))
             if found is not None:
                 return found
         return super().__torch_function__(func, types, args, kwargs)

@@ -1,4 +1,4 @@
-"""What values are taken for that depend on weights or activations, so that nobody knows them: 1 in every element.
+"""Values assumed where data is unknown, as it depends on weights or activations: 1 in every element.
 
 So ``loss.item()`` is 1.0, and a predicate such as ``isnan(loss)``, ``norm > 1`` or ``isfinite(x).all()`` is what it is
 for ones. Checks that all elements are valid, as torch's distributions have, pass. Shares of a whole are equal.
@@ -15,13 +15,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_map
 
 from actbench.simulator import known
-from actbench.simulator.recalled import tensors_of
+from actbench.simulator.cachingmode import tensors_of
 from actbench.tools.script.values import bounds
 
 aten = torch.ops.aten
 
 _NAME = "_actbench_plausible"
-"""The attribute of a fake tensor whose values nobody knows: what all of them are taken for, if not for 1."""
+"""The attribute of a fake tensor with unknown values that holds the value assumed for all of them, if it is not 1."""
 
 _SAME = frozenset(
     getattr(aten, name)
@@ -39,7 +39,7 @@ _PREDICATES = frozenset(
         *("logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_not", "mul"),
     )
 )
-"""Operators whose truth values follow from plausible arguments."""
+"""Operators whose truth values follow from placeholders."""
 
 _ALL_VALID = aten._is_all_true
 """What distributions and ``torch._check_tensor_all`` ask for: whether a check holds for each element."""
@@ -54,12 +54,12 @@ _disabled: Any = torch._C._DisableTorchDispatch
 
 
 def forget(tensor: Tensor) -> None:
-    """Forget what a tensor is taken for, whose values were written."""
+    """Drop the placeholder of a tensor whose values were written."""
     vars(tensor).pop(_NAME, None)
 
 
 def one(tensor: Tensor) -> Any:
-    """Return what each element of a tensor is taken for, as a number of its type; a known one's only value.
+    """Return the placeholder of each element, as a number of the tensor's type; the value of a known single element.
 
     Unknown truth values count as False.
     """
@@ -72,7 +72,7 @@ def one(tensor: Tensor) -> Any:
 
 
 def follow(func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    """Note what the values in the result of an operator are taken for, unless they are known."""
+    """Note the placeholder of an operator's result, unless its values are known."""
     if type(result) is not FakeTensor or known.NAME in vars(result):
         return
     if func in _DECIDED:
@@ -83,7 +83,7 @@ def follow(func: Any, args: Any, kwargs: Any, result: Any) -> None:
 
 
 def _taken_for(func: Any, args: Any, kwargs: Any, result: FakeTensor) -> float | None:
-    """Return what the unknown values of a result are taken for; None for 1.
+    """Return the placeholder of a result with unknown values; None for 1.
 
     Truth values are those of ones. Shares of a whole, as softmax returns, are equal: ``numpy.random.choice`` draws by
     them, and checks that their sum is 1.
@@ -104,7 +104,7 @@ def _taken_for(func: Any, args: Any, kwargs: Any, result: FakeTensor) -> float |
 
 
 def _evaluated(func: Any, args: Any, kwargs: Any) -> bool:
-    """Return what a predicate is for plausible arguments, each one element."""
+    """Return what a predicate is for placeholders of one element each."""
     if not any(isinstance(each, FakeTensor) for each in tensors_of((args, kwargs))):
         return False
 

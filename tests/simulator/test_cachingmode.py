@@ -15,13 +15,13 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from actbench.errors import ModelError
 from actbench.ops import hostmemory
 from actbench.simulator import foreach, known, profiles
+from actbench.simulator.cachingmode import CachingFakeMode
 from actbench.simulator.card import simulated
-from actbench.simulator.recalled import RecallingMode
 
 
 @pytest.fixture
-def mode() -> Iterator[RecallingMode]:
-    with RecallingMode() as active:
+def mode() -> Iterator[CachingFakeMode]:
+    with CachingFakeMode() as active:
         yield active
 
 
@@ -84,7 +84,7 @@ OPERATORS: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 @pytest.mark.parametrize("run", OPERATORS.values(), ids=OPERATORS)
 @pytest.mark.parametrize(("rows", "columns"), [(6, 4), (2, 8)])
-def test_what_is_recalled_is_what_an_operator_gives(mode: RecallingMode, run: Any, rows: int, columns: int) -> None:
+def test_what_is_recalled_is_what_an_operator_gives(mode: CachingFakeMode, run: Any, rows: int, columns: int) -> None:
     found = []
     for _ in range(3):
         given = torch.empty(rows, columns), torch.empty(columns, rows)
@@ -97,7 +97,7 @@ def test_what_is_recalled_is_what_an_operator_gives(mode: RecallingMode, run: An
     assert found == [expected] * 3
 
 
-def test_an_operator_runs_once_for_arguments_that_are_alike(mode: RecallingMode, ran: list[Any]) -> None:
+def test_an_operator_runs_once_for_arguments_that_are_alike(mode: CachingFakeMode, ran: list[Any]) -> None:
     given = [(torch.empty(4, 8), torch.empty(8, 2)) for _ in range(3)]
     ran.clear()
     for x, w in given:
@@ -110,7 +110,7 @@ def test_an_operator_runs_once_for_arguments_that_are_alike(mode: RecallingMode,
     assert ran.count(torch.ops.aten._foreach_mul_.Scalar) == 1
 
 
-def test_arguments_that_are_not_alike_run_again(mode: RecallingMode) -> None:
+def test_arguments_that_are_not_alike_run_again(mode: CachingFakeMode) -> None:
     x, counts = torch.empty(4, 8), torch.empty(4, 8, dtype=torch.int64)
 
     assert (counts + 1).dtype == torch.int64
@@ -122,7 +122,7 @@ def test_arguments_that_are_not_alike_run_again(mode: RecallingMode) -> None:
     assert (x.to(torch.float64) + 1).dtype == torch.float64
 
 
-def test_of_lists_one_place_of_each_form_runs(mode: RecallingMode) -> None:
+def test_of_lists_one_place_of_each_form_runs(mode: CachingFakeMode) -> None:
     x, w = torch.empty(2, 3), torch.empty(3, 2)
     add = torch.ops.aten._foreach_add.List
     few = foreach.few(add, ([x, w, x + 1, w], [x, w, x, w]))
@@ -133,7 +133,7 @@ def test_of_lists_one_place_of_each_form_runs(mode: RecallingMode) -> None:
     assert foreach.few(torch.ops.aten.add.Tensor, (x, x)) is None
 
 
-def test_the_default_type_is_looked_at(mode: RecallingMode) -> None:
+def test_the_default_type_is_looked_at(mode: CachingFakeMode) -> None:
     counts = torch.empty(3, dtype=torch.int64)
     assert (counts / 2).dtype == torch.float32
     torch.set_default_dtype(torch.float64)
@@ -143,7 +143,7 @@ def test_the_default_type_is_looked_at(mode: RecallingMode) -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_gradients_flow_through_what_is_recalled(mode: RecallingMode) -> None:
+def test_gradients_flow_through_what_is_recalled(mode: CachingFakeMode) -> None:
     for _ in range(2):
         w = torch.nn.Parameter(torch.empty(8, 2))
         loss = (torch.empty(4, 8) @ w).view(2, 4).relu_().sum()
@@ -155,7 +155,7 @@ def test_gradients_flow_through_what_is_recalled(mode: RecallingMode) -> None:
         assert w.grad.untyped_storage()._cdata != w.untyped_storage()._cdata
 
 
-def test_a_view_that_is_recalled_is_of_its_own_argument(mode: RecallingMode) -> None:
+def test_a_view_that_is_recalled_is_of_its_own_argument(mode: CachingFakeMode) -> None:
     x, y = torch.empty(4, 8), torch.empty(4, 8)
     first, second = x[1:], y[1:]
 
@@ -163,7 +163,7 @@ def test_a_view_that_is_recalled_is_of_its_own_argument(mode: RecallingMode) -> 
     assert second.untyped_storage()._cdata == y.untyped_storage()._cdata
 
 
-def test_arguments_that_are_one_tensor_are_not_alike_to_several(mode: RecallingMode) -> None:
+def test_arguments_that_are_one_tensor_are_not_alike_to_several(mode: CachingFakeMode) -> None:
     x, y, z = (torch.empty(4, 8) for _ in range(3))
 
     assert torch.add(x, x, out=x) is x
@@ -173,7 +173,7 @@ def test_arguments_that_are_one_tensor_are_not_alike_to_several(mode: RecallingM
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer")
-def test_what_is_recalled_can_be_copied_as_what_an_operator_gives(mode: RecallingMode) -> None:
+def test_what_is_recalled_can_be_copied_as_what_an_operator_gives(mode: CachingFakeMode) -> None:
     first, second = (torch.empty(4, 8) for _ in range(2))
     copies = [copy.deepcopy(torch.nn.Parameter(each)) for each in (first, second)]
 
@@ -182,14 +182,14 @@ def test_what_is_recalled_can_be_copied_as_what_an_operator_gives(mode: Recallin
     assert {each.fake_mode for each in copies} == {mode}  # type: ignore[attr-defined]
 
 
-def test_values_cannot_be_looked_at_ever(mode: RecallingMode) -> None:
+def test_values_cannot_be_looked_at_ever(mode: CachingFakeMode) -> None:
     x = torch.empty(4)
     for _ in range(2):
         with pytest.raises(DataDependentOutputException):
             x.sum().item()
 
 
-def test_numbers_that_the_mode_knows_are_read(mode: RecallingMode) -> None:
+def test_numbers_that_the_mode_knows_are_read(mode: CachingFakeMode) -> None:
     assert [torch.tensor(number).item() for number in (2.0, 3.0, 2.0)] == [2.0, 3.0, 2.0]
     counter = torch.tensor(0.0)
     for _ in range(3):
@@ -197,7 +197,7 @@ def test_numbers_that_the_mode_knows_are_read(mode: RecallingMode) -> None:
     assert counter.item() == 3.0
 
 
-def test_a_tensor_of_the_mode_stays_and_keeps_its_values(mode: RecallingMode) -> None:
+def test_a_tensor_of_the_mode_stays_and_keeps_its_values(mode: CachingFakeMode) -> None:
     made = mode.from_tensor(torch.tensor([2, 3]))
 
     assert mode.from_tensor(made) is made
@@ -205,7 +205,7 @@ def test_a_tensor_of_the_mode_stays_and_keeps_its_values(mode: RecallingMode) ->
 
 
 @pytest.mark.parametrize("written", ["tensor", "view"])
-def test_values_that_are_written_over_are_no_longer_held(mode: RecallingMode, written: str) -> None:
+def test_values_that_are_written_over_are_no_longer_held(mode: CachingFakeMode, written: str) -> None:
     state = torch.zeros(1024, dtype=torch.uint8)
     view = state.view(32, 32)
     values = [known.value_of(each) for each in (state, view)]
@@ -222,7 +222,7 @@ def test_values_that_are_written_over_are_no_longer_held(mode: RecallingMode, wr
     assert [each() for each in held] == [None, None]
 
 
-def test_many_values_are_not_held_at_once(mode: RecallingMode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_values_are_not_held_at_once(mode: CachingFakeMode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known, "MOST_HELD_BYTES", known._Views.held_bytes + 3 * 2**20)
     states = [torch.zeros(2**20, dtype=torch.uint8) for _ in range(8)]
     held = [known.value_of(each) is not None for each in states]
@@ -234,7 +234,7 @@ def test_many_values_are_not_held_at_once(mode: RecallingMode, monkeypatch: pyte
 
 
 def test_a_view_of_a_known_tensor_is_known_however_much_is_held(
-    mode: RecallingMode, monkeypatch: pytest.MonkeyPatch
+    mode: CachingFakeMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = torch.zeros(2**20, dtype=torch.uint8)
     monkeypatch.setattr(known, "MOST_HELD_BYTES", 0)
@@ -242,21 +242,21 @@ def test_a_view_of_a_known_tensor_is_known_however_much_is_held(
     assert base[:7].tolist() == [7, 7, 7, 7, 7, 0, 0]
 
 
-def test_what_is_moved_to_the_host_is_there_each_time(mode: RecallingMode) -> None:
+def test_what_is_moved_to_the_host_is_there_each_time(mode: CachingFakeMode) -> None:
     with simulated(profiles.get("t4")):
         moved = [hostmemory.to_host(torch.empty(16, device="cuda")) for _ in range(3)]
 
     assert [host.device.type for host in moved] == ["cpu"] * 3
 
 
-def test_products_of_two_types_are_refused_each_time(mode: RecallingMode) -> None:
+def test_products_of_two_types_are_refused_each_time(mode: CachingFakeMode) -> None:
     x, half = torch.empty(4, 8), torch.empty(8, 2, dtype=torch.bfloat16)
     for _ in range(2):
         with pytest.raises(ModelError, match="float32 and bfloat16"):
             x @ half
 
 
-def test_a_tensor_that_is_resized_has_its_new_bytes(mode: RecallingMode) -> None:
+def test_a_tensor_that_is_resized_has_its_new_bytes(mode: CachingFakeMode) -> None:
     for _ in range(2):
         x = torch.empty(4)
         x.untyped_storage().resize_(64)
@@ -267,7 +267,7 @@ def test_a_tensor_that_is_resized_has_its_new_bytes(mode: RecallingMode) -> None
 
 
 def test_rows_of_a_loop_are_recalled_with_their_own_places() -> None:
-    mode = RecallingMode()
+    mode = CachingFakeMode()
     with mode:
         x = torch.empty(2, 9, 4)
         whole = torch.empty(3, 2, 9, 4)

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedR
 
 import actbench
 from actbench.tools.script.real import RealRun
-from actbench.tools.script.values import draws
-from actbench.tools.script.values.draws import HostDraws
+from actbench.tools.script.values import hostrng
+from actbench.tools.script.values.hostrng import HostRng
 
 ROWS = 12
 
@@ -143,8 +143,8 @@ def test_what_the_card_draws_leaves_the_generator_of_the_host_as_it_is() -> None
 
 def test_more_numbers_than_are_drawn_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     notes: list[str] = []
-    monkeypatch.setattr(draws, "MOST", 100_000)
-    draw = HostDraws(notes.append).draw
+    monkeypatch.setattr(hostrng, "MOST", 100_000)
+    draw = HostRng(notes.append).draw
     x = torch.empty(300, 200)
     for _ in range(2):
         draw(torch.ops.aten.normal_.default, (x, 0.0, 1.0), {}, x)
@@ -154,7 +154,7 @@ def test_more_numbers_than_are_drawn_are_told_of(monkeypatch: pytest.MonkeyPatch
 
 
 def test_what_one_run_has_drawn_another_does_not_draw_again() -> None:
-    states, made = draws.DrawnStates(), []
+    states, made = hostrng.GeneratorStates(), []
 
     def state_after(rows: int) -> list[int]:
         torch.manual_seed(3)
@@ -175,7 +175,7 @@ def test_what_one_run_has_drawn_another_does_not_draw_again() -> None:
 
 
 def test_states_of_a_forked_process_are_known() -> None:
-    states = draws.DrawnStates()
+    states = hostrng.GeneratorStates()
     torch.manual_seed(3)
     child = os.fork()
     if not child:

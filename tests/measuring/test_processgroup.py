@@ -9,7 +9,7 @@ from actbench import scheme as schemes
 from actbench.errors import MeasurementError
 from actbench.measuring import bench
 from actbench.measuring.meters.cpumeter import CpuMeter
-from actbench.measuring.world import ALONE
+from actbench.measuring.processgroup import ALONE
 from actbench.model.measured import Mesh
 from actbench.model.records import Case
 

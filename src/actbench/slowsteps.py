@@ -1,6 +1,6 @@
-"""Steps on fake tensors that take long, as those of a loop over tokens do: what runs in them, and how long they take.
+"""Reports simulated steps that take long, as those of a loop over tokens do: what runs in them, and an estimate.
 
-Any part may tell of an operator with :func:`ran`. Nothing is told unless somebody listens (:func:`told_to`).
+The fake tensor mode calls :func:`operator_ran` for each operator. Nothing is counted outside of :func:`report_to`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from actbench.units import counted, format_seconds
 
-LONG_SECONDS = 10.0
+SLOW_SECONDS = 10.0
 _OPERATORS_A_LOOK = 64
 _OURS = ("actbench", "torch")
 
@@ -25,8 +25,8 @@ Phase = Callable[[], str | None]
 """Returns which part of a step runs: the forward pass is "forward"."""
 
 
-class LongSteps:
-    """Tells of steps that take long: once after ten seconds, and whenever their time has doubled since.
+class SlowSteps:
+    """Reports a step that takes long: after ten seconds, and each time that its duration has doubled.
 
     Args:
         tell: Receives the text.
@@ -57,13 +57,13 @@ class LongSteps:
             self.step_seconds = step.spent
 
 
-_listening: ContextVar[LongSteps | None] = ContextVar("_listening", default=None)
+_listening: ContextVar[SlowSteps | None] = ContextVar("_listening", default=None)
 
 
 @contextmanager
-def told_to(tell: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Inside, tell of steps that take long; see :class:`LongSteps`."""
-    token = _listening.set(LongSteps(tell, clock))
+def report_to(tell: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+    """Report the slow steps of a block to ``tell``; see :class:`SlowSteps`."""
+    token = _listening.set(SlowSteps(tell, clock))
     try:
         yield
     finally:
@@ -72,7 +72,7 @@ def told_to(tell: Callable[[str], object], clock: Callable[[], float] = time.mon
 
 @contextmanager
 def followed(parameters: Iterable[object], phase: Phase | None = None) -> Iterator[None]:
-    """Inside runs one step of a model with these parameters, or without ``phase`` one forward pass."""
+    """Mark a block as one step of a model with these parameters; without ``phase``, as one forward pass."""
     listening = _listening.get()
     if listening is None:
         yield
@@ -81,7 +81,7 @@ def followed(parameters: Iterable[object], phase: Phase | None = None) -> Iterat
         yield
 
 
-def ran(args: Sequence[Any]) -> None:
+def operator_ran(args: Sequence[Any]) -> None:
     """Note that an operator runs on fake tensors, with these arguments."""
     step = _running.get()
     if step is not None:
@@ -91,12 +91,12 @@ def ran(args: Sequence[Any]) -> None:
 class _Step:
     """One step: its operators so far, the functions in which they run, and the parameters that were used."""
 
-    def __init__(self, steps: LongSteps, parameters: Iterable[object], phase: Phase | None) -> None:
+    def __init__(self, steps: SlowSteps, parameters: Iterable[object], phase: Phase | None) -> None:
         self._steps, self._phase = steps, phase
         self._unused = {id(parameter) for parameter in parameters}
         self._parameters = len(self._unused)
         self._began = steps.clock()
-        self._tells_after = LONG_SECONDS
+        self._tells_after = SLOW_SECONDS
         self._operators = 0
         self._places: Counter[str] = Counter()
         self._depth = len(list(_callers()))

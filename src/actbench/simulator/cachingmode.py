@@ -1,4 +1,4 @@
-"""A fake tensor mode that runs an operator once for alike arguments, and then recalls its result.
+"""A fake tensor mode that caches the result of an operator for arguments of equal signature.
 
 A step runs the same operators on the same shapes in every block, pass and trace. torch's mode has a cache too, but most
 of a simulated step goes into the keys of this cache and the attributes of the tensors that it makes.
@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from actbench import longsteps
+from actbench import slowsteps
 from actbench.ops import hostmemory, noise  # noqa: F401  (they define operators that are named below)
 from actbench.simulator import foreach, known, products
 from actbench.simulator.forms import FORMS
-from actbench.simulator.recipes import PLAIN, Make, form, is_plain, recipe, shared
+from actbench.simulator.opcache import PLAIN, CachedResult, cached_result, is_plain, shared, signature
 
 _internals: Any = torch._C
 _NEVER = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.inplace_view))
@@ -53,15 +53,15 @@ _DEVICE = torch.ops.prim.device.default
 _PINS = (_aten._pin_memory.default, _aten.is_pinned.default)
 _UNSEEN = object()
 
-Known: TypeAlias = "dict[tuple[Any, ...], Make | None]"
-"""What is known of operators on arguments: how to make their result, or None for those that must run."""
+OpCache: TypeAlias = "dict[tuple[Any, ...], CachedResult | None]"
+"""How to make the result of an operator, by operator and arguments; None for one that must run each time."""
 
-_begun_with: ContextVar[Known | None] = ContextVar("_begun_with", default=None)
+_begun_with: ContextVar[OpCache | None] = ContextVar("_begun_with", default=None)
 
 
 @contextmanager
-def beginning_with(recipes: Known) -> Iterator[None]:
-    """Inside the block, let new modes begin with what is known, and add to it."""
+def starting_from(recipes: OpCache) -> Iterator[None]:
+    """Start new modes of the block from a cache, to which they add."""
     token = _begun_with.set(recipes)
     try:
         yield
@@ -101,22 +101,22 @@ def _collect(values: Any, found: list[Tensor]) -> None:
             _collect(value, found)
 
 
-class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
-    """Makes real tensors of a model fake, and recalls results of operators on fake tensors.
+class CachingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Makes real tensors of a model fake, and caches results of operators on fake tensors.
 
-    Arguments are alike if their plain values are equal, their tensors have equal shapes, strides, offsets, dtypes,
-    devices and bytes of storage, and they share storages in the same way. A result is recalled if it consists of
+    Arguments have equal signatures if their plain values are equal, their tensors have equal shapes, strides, offsets,
+    dtypes, devices and bytes of storage, and they share storages in the same way. A result is cached if it consists of
     tensors with storages of their own, views of arguments, arguments themselves and plain values. Operators that look
     at values always run. So do operators of other libraries, as their fake forms may depend on anything.
 
-    A mode knows nothing at first, or what :func:`beginning_with` gives it.
+    A mode starts with an empty cache, or with that of :func:`starting_from`.
 
     Products of tensors of two dtypes are refused, as real operators do.
     """
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
-        # torch's cache walks over each of hundreds of tensors of a foreach operator, which is recalled here
+        # torch's cache walks over each of hundreds of tensors of a foreach operator, which are cached here
         self.cache_enabled = False
         begun_with = _begun_with.get()
         self._known = {} if begun_with is None else begun_with
@@ -132,12 +132,12 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Recall the result of an operator, or run it; a ModelError for a product of tensors of two dtypes."""
+        """Make the cached result of an operator, or run it; a ModelError for a product of tensors of two dtypes."""
         if asks_device(func, args):
             return args[0].device
         if func in _PINS:  # no driver locks pages here, and the bytes are the same
             return args[0] if func is _aten._pin_memory.default else False
-        longsteps.ran(args)
+        slowsteps.operator_ran(args)
         kwargs = kwargs or {}
         if not _OF_VALUES.isdisjoint(func.tags):
             found = known.computed(func, args, kwargs)
@@ -158,7 +158,7 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         result = self._run(func, types, args, kwargs, None if key is None else foreach.few(func, args))
         if key is not None and make is _UNSEEN:
             changed = func._schema.is_mutable and self._key(func, args, kwargs, []) != key
-            self._known[key] = None if changed else recipe(result, tensors, _before_row(func, args))
+            self._known[key] = None if changed else cached_result(result, tensors, _before_row(func, args))
         return known.followed(func, args, kwargs, result, tensors)
 
     def _run(self, func: Any, types: Any, args: Any, kwargs: Any, few: foreach.Few | None) -> Any:
@@ -172,16 +172,16 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def unknown(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the result of an operator that looks at values that nobody knows; NotImplemented to run it anyway."""
+        """Return the result of an operator that looks at unknown values; NotImplemented to run it anyway."""
         return NotImplemented
 
     def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
-        """Make a tensor fake that is not yet; a small real one of integers or booleans keeps its values.
+        """CachedResult a tensor fake that is not yet; a small real one of integers or booleans keeps its values.
 
         So does a small part of a large one, such as a batch of the tokens in a file.
         """
         if isinstance(tensor, FakeTensor) and tensor.fake_mode is self:
-            return tensor  # torch 2.11 would make another, whose values nobody knows
+            return tensor  # torch 2.11 would make another, of unknown values
         made = super().from_tensor(tensor, **options)
         if not isinstance(tensor, FakeTensor) and not tensor.is_floating_point():
             is_part = tensor.nbytes <= known.MOST_BYTES < tensor.untyped_storage().nbytes()
@@ -214,7 +214,7 @@ class RecallingMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             if kind is FakeTensor:
                 if value.fake_mode is not self or value.constant is not None or not is_plain(value):
                     return False
-                key += form(value)
+                key += signature(value)
                 tensors.append(value)
             elif kind in PLAIN:
                 key += (kind, value)

@@ -1,4 +1,4 @@
-"""Recipes that processes share: each begins with what the operators did in those before it.
+"""An operator cache that processes share: each starts with the results of those before it.
 
 Two thirds of a simulated step go to torch's fake tensor mode, for operators that other cases of a ``fit`` had run. Only
 data goes from process to process: a mode that outlived its case made later ones crash.
@@ -17,18 +17,18 @@ from typing import Any
 
 import torch
 
-from actbench.simulator.recalled import Known
+from actbench.simulator.cachingmode import OpCache
 
 _LENGTH = struct.Struct("!Q")
 _PART = struct.Struct("!HI")
 _MOST_BYTES = 8 * 2**20  # which take half a second to read; ResNet-50 with all that fit tries has half a MiB
 
 
-class SharedRecipes:
-    """Recipes in a file that a process and those that are forked from it later have in common.
+class SharedOpCache:
+    """Cached results in a file that a process shares with the processes that it forks.
 
     Its first bytes are the length of what is whole: a process that is killed while it writes, or has no space, leaves
-    that as it was. Each part has the name of a device, and recipes as a pickle.
+    that as it was. Each part has the name of a device, and cached results as a pickle.
 
     Args:
         file: A descriptor of an empty file. It holds pickles, so nothing else may write to it: it has no name.
@@ -37,9 +37,9 @@ class SharedRecipes:
     def __init__(self, file: int) -> None:
         self._file = file
 
-    def take(self, device: str) -> Taken:
-        """Return the recipes of all processes that simulated a device; none where they cannot be read."""
-        known: Known = {}
+    def load(self, device: str) -> CacheSnapshot:
+        """Return the cached results of all processes that simulated a device; none where they cannot be read."""
+        known: OpCache = {}
         operators: dict[str, Any] = {}
         with suppress(OSError):
             with self._locked(fcntl.LOCK_SH) as length:
@@ -49,10 +49,10 @@ class SharedRecipes:
                     operator = operators[name] = operators.get(name) or _operator(name)
                     if operator is not None:
                         known[operator, *rest] = make
-        return Taken(self, device, known)
+        return CacheSnapshot(self, device, known)
 
-    def add(self, device: str, found: Known) -> None:
-        """Add recipes for processes to come, as far as there is space for them."""
+    def add(self, device: str, found: OpCache) -> None:
+        """Add results for later processes, as far as there is space."""
         # without space, or with something among arguments that no other process can have, others look for themselves
         with suppress(OSError, pickle.PicklingError, TypeError, AttributeError):
             recipes = pickle.dumps([(str(operator), rest, make) for (operator, *rest), make in found.items()])
@@ -76,20 +76,20 @@ class SharedRecipes:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
 
-class Taken:
-    """Recipes that a process begins with.
+class CacheSnapshot:
+    """The cached results that a process starts with.
 
     Attributes:
-        known: They, for :func:`~actbench.simulator.recalled.beginning_with`.
+        known: The results, for :func:`~actbench.simulator.cachingmode.starting_from`.
     """
 
-    def __init__(self, shared: SharedRecipes, device: str, known: Known) -> None:
+    def __init__(self, shared: SharedOpCache, device: str, known: OpCache) -> None:
         self._shared, self._device = shared, device
         self._count = len(known)
         self.known = known
 
-    def give(self) -> None:
-        """Give other processes what was added to them."""
+    def publish(self) -> None:
+        """Add the results of this process to the shared cache."""
         self._shared.add(self._device, dict(islice(self.known.items(), self._count, None)))
 
 

@@ -1,4 +1,4 @@
-"""Recipes that a user names, or that the flags of one model make."""
+"""Makes the recipe of a command from its argument and flags."""
 
 from __future__ import annotations
 

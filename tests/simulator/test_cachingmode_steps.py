@@ -15,7 +15,7 @@ from actbench.measuring.meters.peak import Event
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.simulator import simulated
-from actbench.simulator.recalled import Known, beginning_with
+from actbench.simulator.cachingmode import OpCache, starting_from
 
 SLOW = pytest.mark.sampled(slow=2)
 TINY: dict[str, dict[str, Any]] = {
@@ -112,11 +112,11 @@ class RunsAll(FakeTensorMode):  # type: ignore[misc]
 
 
 @functools.cache
-def known_of(model: str, profile: str) -> Known:
+def known_of(model: str, profile: str) -> OpCache:
     """Return what the exact model's operators did."""
     case = Case(model=model, batch_size=4, meter="simulated", device_profile=profile, **TINY[model])
-    known: Known = {}
-    with beginning_with(known):
+    known: OpCache = {}
+    with starting_from(known):
         bench.Session(case).memory()
     return known
 
@@ -128,7 +128,7 @@ def test_events_and_bytes_are_those_of_a_step_in_which_every_operator_runs(
     # what cases of another device ran must change nothing, too
     known = {} if is_alone else known_of(model, OTHERS[profile])
     case = Case(model=model, scheme=scheme, batch_size=4, meter="simulated", device_profile=profile, **TINY[model])
-    with beginning_with({**known}):
+    with starting_from({**known}):
         recalled = measured(case, monkeypatch)
     monkeypatch.setattr(simulated, "fake_mode", lambda: RunsAll(allow_non_fake_inputs=True))
 

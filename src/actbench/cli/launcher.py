@@ -27,10 +27,10 @@ class Ranks(Protocol):
         """Raise a UsageError where these processes cannot measure together."""
 
     def lead(self, place: Rank) -> AbstractContextManager[Any]:
-        """Have the other processes inside the block."""
+        """Lead the other ranks for the duration of the block."""
 
     def follow(self, place: Rank) -> None:
-        """Do what the first process asks for until the first process ends."""
+        """Execute what rank 0 asks for, until rank 0 ends."""
 
 
 def run_launched(arguments: Sequence[str]) -> None:
@@ -50,7 +50,7 @@ def run_launched(arguments: Sequence[str]) -> None:
 
 
 def _measure(here: Rank) -> None:
-    """Measure together, by the plug-in that knows how processes meet."""
+    """Measure with all ranks, by the plug-in for the executor ``ranks``."""
     ranks = plugins.find_plugin("executors", RANKS, Ranks)  # type: ignore[type-abstract]
     if ranks is None:
         raise UsageError(f"{here.size} processes were launched, and no installed package can measure with several")

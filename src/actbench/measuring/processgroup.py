@@ -1,7 +1,6 @@
-"""The processes that train together in a case, as one of them sees them.
+"""The process group of a case, as one of its processes sees it.
 
-A process that measures alone is :data:`ALONE`; in a simulation it stands for the first of all of them. Those that have
-joined each other are :class:`actbench.measuring.ranks.Ranks`.
+A process that measures alone is :data:`ALONE`; in a simulation it stands for rank 0. Several real processes are :class:`actbench.measuring.ranks.Ranks`.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ _AXES: Final = (DATA, TENSOR)
 _STRIDE: Final = 1_000_003
 
 
-class World:
-    """One process, and no other; subclasses are one of several.
+class ProcessGroup:
+    """A group of one process; subclasses have several.
 
     Attributes:
         size: How many processes measure the case.
@@ -64,8 +63,8 @@ class World:
             )
         return init_device_mesh(meter.device.type, sizes, mesh_dim_names=names)
 
-    def settled(self) -> AbstractContextManager[None]:
-        """Return the context in which the memory of a step is read whose processes talk to each other."""
+    def sync_allocations(self) -> AbstractContextManager[None]:
+        """Return a context in which collectives release their memory before the next operator allocates."""
         return nullcontext()
 
     def starts(self, mesh: DeviceMesh | None) -> Callable[[], object]:
@@ -87,7 +86,7 @@ class World:
         return gradients
 
 
-ALONE: Final = World()
+ALONE: Final = ProcessGroup()
 """This process alone."""
 
 
@@ -97,8 +96,8 @@ def batch_seed(seed: int, mesh: DeviceMesh | None) -> int:
 
 
 @contextmanager
-def left_after() -> Iterator[None]:
-    """Leave the group of a simulation at the end of the block, so that this process may join a real one."""
+def leave_fake_group() -> Iterator[None]:
+    """Leave the fake group at the end of the block, so that this process may join a real one."""
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Changes to libraries that a script imports, now or later; a library that the script never imports stays out."""
+"""Patches libraries when a script imports them; a library that it never imports is not imported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Change = Callable[[ModuleType], AbstractContextManager[object]]
 """Returns, for a module that was just imported, a context in which it is changed."""
 
 Make = Callable[[], ModuleType]
-"""Makes a module that stands in for another one."""
+"""Makes a stub for a module."""
 
 _Identity = int | tuple[int, int]
 
@@ -55,7 +55,7 @@ def combined(changes: Sequence[Change]) -> Change:
 
 
 @contextmanager
-def rebound(owner: ModuleType, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+def rebind(owner: ModuleType, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
     """Inside the block, replace a function of a module, and its copies in other modules.
 
     Modules that copy it inside the block have the function itself again after it. A copy that no module holds, such as
@@ -84,7 +84,7 @@ def rebound(owner: ModuleType, name: str, make: Callable[[Any], Any]) -> Iterato
 
 @contextmanager
 def searched_once() -> Iterator[None]:
-    """Inside the block, search the modules once for the copies of all functions that are rebound, and restored."""
+    """Inside the block, search the modules once for the copies of all functions that are rebound and restored."""
     token = _searched.set(_Copies())
     try:
         yield
@@ -164,25 +164,25 @@ def _is_passing(file: str) -> bool:
 
 
 @contextmanager
-def on_arrival(
-    changes: Mapping[str, Change], stand_ins: Mapping[str, Make], told: Callable[[str], None]
+def patch_on_import(
+    changes: Mapping[str, Change], stubs: Mapping[str, Make], told: Callable[[str], None]
 ) -> Iterator[None]:
-    """Inside the block, change modules after they were imported, and let others stand in for some.
+    """Patch modules once they are imported inside the block, and import stubs in place of some.
 
     Modules that were imported before are changed at once. All changes are taken back at the end.
 
     Args:
         changes: By the full name of a module.
-        stand_ins: By the name of a package; each module below it is made too. A library that only asks whether the
+        stubs: By the name of a package; each module below it is made too. A library that only asks whether the
             package is installed gets the true answer.
-        told: Receives the name of each package that something stands in for, when it is imported.
+        told: Called with the name of each package whose stub is imported.
     """
     with ExitStack() as stack:
-        finder = _Finder(changes, stand_ins, stack, told)
+        finder = _Finder(changes, stubs, stack, told)
         for name, change in changes.items():
             if name in sys.modules:
                 stack.enter_context(change(sys.modules[name]))
-        away = {name: module for name, module in sys.modules.items() if finder.stands_in(name)}
+        away = {name: module for name, module in sys.modules.items() if finder.stubbed_package(name)}
         for name in away:
             del sys.modules[name]
         sys.meta_path.insert(0, finder)
@@ -190,7 +190,7 @@ def on_arrival(
             yield
         finally:
             sys.meta_path.remove(finder)
-            for name in [name for name in sys.modules if finder.stands_in(name)]:
+            for name in [name for name in sys.modules if finder.stubbed_package(name)]:
                 del sys.modules[name]
             sys.modules.update(away)
 
@@ -201,29 +201,29 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(
         self,
         changes: Mapping[str, Change],
-        stand_ins: Mapping[str, Make],
+        stubs: Mapping[str, Make],
         stack: ExitStack,
         told: Callable[[str], None],
     ) -> None:
-        self._changes, self._stand_ins, self._stack, self._told = changes, stand_ins, stack, told
+        self._changes, self._stubs, self._stack, self._told = changes, stubs, stack, told
 
-    def stands_in(self, name: str) -> str | None:
+    def stubbed_package(self, name: str) -> str | None:
         """Return the package among the stand-ins that a module is or belongs to, or None."""
-        if not name.startswith(tuple(self._stand_ins)):  # which is so for thousands
+        if not name.startswith(tuple(self._stubs)):  # which is so for thousands
             return None
-        return next((each for each in self._stand_ins if name == each or name.startswith(f"{each}.")), None)
+        return next((each for each in self._stubs if name == each or name.startswith(f"{each}.")), None)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Return the specification of a module to change or to stand in for; None leaves it to the others."""
-        package = self.stands_in(fullname)
+        package = self.stubbed_package(fullname)
         if package is not None:
             if sys._getframe(2).f_code.co_name == "find_spec":  # importlib.util asks: is it installed?
                 return None
             if fullname == package:
                 self._told(package)
-            loader = _StandsIn(self._stand_ins[package])
+            loader = _StubLoader(self._stubs[package])
             return importlib.machinery.ModuleSpec(fullname, loader, is_package=True)
         if fullname not in self._changes:
             return None
@@ -237,7 +237,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         yield from (finder.find_spec(*asked) for finder in behind)
 
 
-class _StandsIn(importlib.abc.Loader):
+class _StubLoader(importlib.abc.Loader):
     def __init__(self, make: Make) -> None:
         self._make = make
 

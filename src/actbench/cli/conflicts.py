@@ -1,4 +1,4 @@
-"""Which options do not go together: verbs refuse them by these rules, and a default gives way to what is typed.
+"""Rules for options that conflict: verbs refuse them, and a default yields to what is typed.
 
 Options have the names of their verbs' parameters here.
 """
@@ -72,7 +72,7 @@ RULES: Final = (
     Rule("longest_sequence", ("packed",), "which finds the length itself"),
     Rule("which_card", ("memory_limit",), "where each card has its own memory"),
 )
-"""What is refused together; of several rules that are broken, the first is told."""
+"""The conflicts; of several broken rules, the first is reported."""
 
 NEEDED: Final[Mapping[str, str]] = {
     "top": "ledger",
@@ -85,7 +85,7 @@ NEEDED: Final[Mapping[str, str]] = {
 _NAMES: Final = {"everything": "--all", "model": "MODEL"}
 
 
-def check_beside(given: Mapping[str, Any]) -> None:
+def check_conflicts(given: Mapping[str, Any]) -> None:
     """Check the options of a verb that are not at their defaults, by the names of its parameters.
 
     Raises:
@@ -111,8 +111,8 @@ def _refused_with(option: str) -> Iterator[str]:
             yield rule.option
 
 
-def refused_beside(verb: str, typed: Mapping[str, Any], defaults: Collection[str]) -> set[str]:
-    """Return the options of a verb that it refuses beside those that are typed.
+def conflicting_options(verb: str, typed: Mapping[str, Any], defaults: Collection[str]) -> set[str]:
+    """Return the options of a verb that conflict with those that are typed.
 
     Args:
         verb: The name of the verb.

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from actbench.tools.script.libraries import arrivals
-from actbench.tools.script.libraries.arrivals import changed, on_arrival, rebound, searched_once
+from actbench.tools.script.libraries.importpatches import changed, patch_on_import, rebind, searched_once
 from actbench.tools.script.libraries.libraries import prepared
 
 
@@ -35,7 +35,7 @@ def change(module: ModuleType) -> AbstractContextManager[object]:
 def test_a_library_is_changed_whenever_it_is_imported(package: str, before: bool) -> None:
     if before:
         importlib.import_module(package)
-    with on_arrival({package: change}, {}, print):
+    with patch_on_import({package: change}, {}, print):
         module = importlib.import_module(package)
 
         class Mine(module.Model):  # type: ignore[misc, name-defined]
@@ -47,7 +47,7 @@ def test_a_library_is_changed_whenever_it_is_imported(package: str, before: bool
 
 
 def test_a_library_that_is_not_imported_stays_out(package: str) -> None:
-    with on_arrival({package: change}, {}, print):
+    with patch_on_import({package: change}, {}, print):
         assert package not in sys.modules
 
 
@@ -99,8 +99,8 @@ def test_a_function_and_all_its_copies_are_its_own_again(package: str) -> None:
     sys.modules.update(early=early, late=late)
     notes = dict(vars(own))
     try:
-        with rebound(module, "load", lambda found: lambda *args: "outer"):
-            with rebound(module, "load", lambda found: lambda *args: f"inner of {found()}"):
+        with rebind(module, "load", lambda found: lambda *args: "outer"):
+            with rebind(module, "load", lambda found: lambda *args: f"inner of {found()}"):
                 late.taken = kept = module.load  # type: ignore[attr-defined]
                 assert kept() == early.taken() == "inner of outer"
             assert early.taken() == late.taken() == module.load() == "outer"
@@ -119,13 +119,13 @@ def test_one_search_finds_the_copies_of_all_functions_also_those_that_modules_ga
     try:
         with ExitStack() as stack:
             with searched_once():
-                stack.enter_context(rebound(module, "a", lambda own: lambda: "new " + own()))
+                stack.enter_context(rebind(module, "a", lambda own: lambda: "new " + own()))
                 sys.modules.update(late=late)
                 late.b, early.b_too = module.b, module.b  # type: ignore[attr-defined]
                 late.load = module.Model.load  # type: ignore[attr-defined]
-                stack.enter_context(rebound(module, "b", lambda own: lambda: "new " + own()))
-                stack.enter_context(rebound(module, "load", lambda own: lambda name: "new " + own(name)))
-                stack.enter_context(rebound(module, "a", lambda own: lambda: "twice " + own()))
+                stack.enter_context(rebind(module, "b", lambda own: lambda: "new " + own()))
+                stack.enter_context(rebind(module, "load", lambda own: lambda name: "new " + own(name)))
+                stack.enter_context(rebind(module, "a", lambda own: lambda: "twice " + own()))
             assert module.a() == early.a() == "twice new a"
             assert module.b() == early.b() == early.b_too() == late.b() == "new b"
             assert module.load("c") == early.load("c") == late.load("c") == "new c"
