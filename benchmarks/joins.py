@@ -1,7 +1,7 @@
 """How far steps that are joined from traces are off: the table in results/joins.
 
-Of each model the exact step is simulated, and one step with each action on all blocks. Random plans for its blocks are
-joined from these traces, and each is simulated whole, too::
+Of each model, or each script, the exact step is simulated, and one step with each action on all blocks. Random plans
+for its blocks are joined from these traces, and each is simulated whole, too::
 
     .venv/bin/python benchmarks/joins.py results/joins                    # all models, 50 plans each
     .venv/bin/python benchmarks/joins.py results/joins --model resnet50 --plans 10
@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import resource
 import statistics
-import time
 import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,15 +23,20 @@ import torch
 
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
+from actbench.model.scripts import Script
 from actbench.simulator import profiles
 from actbench.simulator.join import Joiner
 from actbench.simulator.trace import Trace
 from actbench.tools.fit.bench import Session
 from actbench.tools.fit.join import measured
+from actbench.tools.script import planbench
 
 CARD = "a100-80gb"
 ACTIONS = ("checkpoint", "gact:L2.2", "offload")
+GPT, VIT = (Script(target=file) for file in ("examples/train.py", "tests/tools/script/scripts/vit.py"))
 MODELS: dict[str, dict[str, Any]] = {
+    "examples/train.py": {"model": GPT.text, "script": GPT, "batch_size": 1},
+    "vit.py": {"model": VIT.text, "script": VIT, "batch_size": 1},
     "resnet50": {"model": "resnet50", "batch_size": 256},
     "bert-base": {"model": "bert-base-uncased", "batch_size": 32, "sequence_length": 512},
     "vit_l_16, autocast": {"model": "vit_l_16", "batch_size": 64, "autocast": "bfloat16"},
@@ -46,14 +51,19 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
+def _processor_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
+
 def simulated(exact: Case, scheme: str) -> tuple[Measurement, Trace, float]:
     """Return the measurement of a step with a scheme, its trace, and the processor seconds that it took."""
-    began = time.process_time()
+    began = _processor_seconds()
     parts = [part for part in (exact.scheme, scheme) if part != "exact"]
-    session = Session(exact.model_copy(update={"scheme": "+".join(parts) or "exact"}))
-    found = session.memory()
+    case = exact.model_copy(update={"scheme": "+".join(parts) or "exact"})
+    found = (Session if case.script is None else planbench.Session)(case).memory()
     assert found.trace is not None
-    return found, Trace.unpacked(found.trace), time.process_time() - began
+    return found, Trace.unpacked(found.trace), _processor_seconds() - began
 
 
 def plans(blocks: int, count: int) -> Iterator[list[str]]:
@@ -83,9 +93,9 @@ def compared(name: str, count: int) -> Iterator[dict[str, Any]]:
     traces: dict[Hashable, Trace] = {action: simulated(exact, spec([action] * len(paths)))[1] for action in ACTIONS}
     joiner = Joiner(trace, traces)
     for plan in plans(len(paths), count):
-        began = time.process_time()
-        joined = measured(base, joiner.join(plan), profile, profile.step_bytes(None), ())
-        seconds = time.process_time() - began
+        began = _processor_seconds()
+        joined = measured(base, joiner, plan, profile, profile.step_bytes(None), ())
+        seconds = _processor_seconds() - began
         whole, _, whole_seconds = simulated(exact, spec(plan))
         assert joined.estimated is not None
         assert whole.estimated is not None
@@ -103,7 +113,8 @@ def compared(name: str, count: int) -> Iterator[dict[str, Any]]:
 
 
 _ABOUT = (
-    "Made by `benchmarks/joins.py results/joins`: random plans for the blocks of a model, joined from the traces of "
+    "Made by `benchmarks/joins.py results/joins`: random plans for the blocks of a model, or of the one that a script "
+    "trains, joined from the traces of "
     f"the exact step and of {', '.join(f'`{each}`' for each in ACTIONS)} on all blocks, and simulated whole, too. A "
     "cell has the median and the worst of how far the joined step is off, without sign. Host memory is compared with "
     "the peak. Seconds are processor time of one plan, those of the join with its allocator's replay and its estimate "
@@ -144,7 +155,8 @@ def main() -> None:
     warnings.simplefilter("ignore")
     path = given.folder / "joins.json"
     rows: list[dict[str, Any]] = json.loads(path.read_text()) if path.exists() else []
-    for name in given.model or MODELS:
+    # scripts run in forks, which have to be made before autograd runs in this process
+    for name in sorted(given.model or MODELS, key=lambda name: "script" not in MODELS[name]):
         found = list(compared(name, given.plans))
         rows = [*(row for row in rows if row["model"] != name), *found]
         path.write_text(json.dumps(rows, indent=1) + "\n")

@@ -1,7 +1,7 @@
 """How many simulations `actbench fit` needs, and how long it computes: the table in results/simulations.
 
 Each fit is made anew, with both frontiers and without a budget. Limits are those of results/fit, and for the Llama 50 %
-of its exact step's peak, as in results/plans::
+of its exact step's peak, as in results/plans; for the script about 60 % of it::
 
     .venv/bin/python benchmarks/simulations.py results/simulations                    # all models
     .venv/bin/python benchmarks/simulations.py results/simulations --model resnet50
@@ -18,6 +18,7 @@ from typing import Any
 
 from actbench.cli.printing import progress_shown
 from actbench.model.records import Case
+from actbench.model.scripts import Script
 from actbench.tools.fit.answer import numbered
 from actbench.tools.fit.fit import find
 from actbench.tools.fit.records import Asked
@@ -44,6 +45,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "dtype": "bfloat16",
         "device_profile": "rtx-4090",
         "memory_limit_bytes": 19550344192,
+    },
+    "examples/train.py": {
+        "model": "examples/train.py",
+        "batch_size": 1,
+        "script": Script(target="examples/train.py"),
+        "device_profile": "rtx-3060-12gb",
+        "memory_limit_bytes": 6442450944,
     },
 }
 

@@ -59,7 +59,7 @@ def test_a_joined_step_is_the_simulated_one(model: str) -> None:
     for pattern in ("e", "c", "ge", "oe", "ec", "cgoe", "ogco"):
         plan = "".join(itertools.islice(itertools.cycle(pattern), count))
         whole, _ = simulated(spec(plan, base.blocks), model, **settings)
-        joined = measured(exact, joiner.join(plan), profile, profile.step_bytes(None), ())
+        joined = measured(exact, joiner, plan, profile, profile.step_bytes(None), ())
 
         assert joined.peak_bytes == pytest.approx(whole.peak_bytes, rel=0.003), plan
         forward, simulated_forward = (each.phase_peaks.forward_bytes for each in (joined, whole))

@@ -179,25 +179,31 @@ class BlockMarks:
 
     def trace(self) -> Trace | None:
         """Return the step as a value; None where the blocks are no chain, or there are none."""
+        return self._traced(self._place(), self._recorder.done)
+
+    def _traced(self, ended: Place, operators: Sequence[Done]) -> Trace | None:
+        """Return as a value the step that ended at a place, with these operators."""
         if self._pass is None or not self._pass.runs or not self._pass.is_chain:
             return None
         places, runs, tracker = _places(self._pass), self._pass.runs, self._tracker
         if places is None or self._pass.forwarded is None:
             return None
-        ends = [*places[:-1], *self.updates, self._place()]
+        ends = [*places[:-1], *self.updates, ended]
         segments, known = dict[Label, Segment](), dict[Done, int]()
         for label, (begun, ended) in zip(labels_of(len(runs)), itertools.pairwise([Place(0, 0), *ends]), strict=True):
             taken = tuple(events_between(begun, ended, tracker.events, tracker.host))
-            done = self._recorder.done[begun.done : ended.done]
+            done = operators[begun.done : ended.done]
             if label == BEFORE:
                 # of what ran before the pass, later segments need only what is still alive
                 taken, done = tuple(alive(taken).items()), []
             segments[label] = Segment(taken, tuple(known.setdefault(each, len(known)) for each in done))
+        streams = {**tracker.communicated.streams, **{on_host(event.name): HOST for event in tracker.host}}
+        names = {name for segment in segments.values() for name, _ in segment.events}
         return Trace(
             blocks=tuple(run.block.path for run in runs),
             kinds=tuple(run.kind for run in runs),
             segments=segments,
-            streams={**tracker.communicated.streams, **{on_host(event.name): HOST for event in tracker.host}},
+            streams={name: stream for name, stream in streams.items() if name in names},
             given=tuple(tuple(sorted(run.took)) for run in runs),
             saved=tuple(tuple(sorted(run.saved)) for run in runs),
             returned=tuple(run.returned for run in runs),

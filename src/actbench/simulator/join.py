@@ -21,8 +21,9 @@ import itertools
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-from actbench.measuring.meters.peak import Event
+from actbench.measuring.meters.peak import Event, alive
 from actbench.model.measured import PhasePeaks
 from actbench.simulator.cost.recorder import Done
 from actbench.simulator.trace import BEFORE, HOST, OPTIMIZER, STATE, TOP, Label, Trace, labels_of
@@ -42,7 +43,7 @@ class Joined:
         run: The events of two steps in a row, from which an allocator's reserved bytes follow.
         phases: The peak of each part of the step.
         host_bytes: Most bytes in host memory.
-        done: The operators of the step.
+        done: The operators of the step; ``more_seconds`` is its time beyond theirs.
         streams: Of storages that are not allocated on the stream that computes.
         activation_bytes: Bytes that are alive after the forward pass and were not before it.
         expandable: Whether the allocator's segments grow.
@@ -52,6 +53,7 @@ class Joined:
     phases: PhasePeaks
     host_bytes: int
     done: Sequence[Done]
+    more_seconds: float
     streams: Mapping[int, str]
     activation_bytes: int
     expandable: bool
@@ -136,6 +138,11 @@ class Joiner:
         self._base = _Cut(base)
         self._cuts = {action: _Cut(trace) for action, trace in traces.items()}
 
+    @cached_property
+    def unchanged(self) -> Joined:
+        """The step without an action on any block."""
+        return _Join(self._base, [self._base] * len(self._base.trace.blocks)).run()
+
     def join(self, plan: Sequence[Hashable]) -> Joined:
         """Return the step in which each block has its action; one without a trace is left as it is."""
         return _Join(self._base, [self._cuts.get(action, self._base) for action in plan]).run()
@@ -145,7 +152,8 @@ class _Join:
     """One plan's join.
 
     ``held`` has the storages that are alive, each with the segment that allocated it; ``frees`` what each segment frees
-    of others, by the place; ``taken`` what a segment frees that no other segment of its trace needs to allocate.
+    of others, by the place; ``taken`` what a segment frees that no other segment of its trace needs to allocate;
+    ``forwarded`` is how many events of the top belong to the forward pass.
     """
 
     def __init__(self, base: _Cut, plan: Sequence[_Cut]) -> None:
@@ -157,6 +165,7 @@ class _Join:
         self._held: dict[int, Label] = {}
         self._frees: dict[Label, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         self._taken: set[tuple[Label, int]] = set()
+        self._forwarded = -1
         self._before = _by_size(base, (name for name in base.freed if base.made[name] == BEFORE))
 
     def run(self) -> Joined:
@@ -164,33 +173,62 @@ class _Join:
         played: dict[Label, list[Event]] = {}
         for label in self._labels:
             played[label] = []
-            for each in self._played(label):
+            for each in self._played(label, played[label]):
                 self._held.pop(each[0], None) if not each[1] else self._held.setdefault(each[0], label)
                 played[label].append(each)
-        top, forwarded = self._rank[TOP], played[TOP][: self._base.trace.forwarded]
+        top, forwarded = self._rank[TOP], self._forwarded
         begun, passes = played[BEFORE], [played[label] for label in self._labels[1:-2]]
         usage = _Usage(self._streams)
         usage.play(begun)
-        alive = usage.live
-        forward = usage.play(itertools.chain(*passes[: top - 1], forwarded))
-        activations = usage.live - alive
-        backward = usage.play(itertools.chain(played[TOP][len(forwarded) :], *passes[top:]))
+        before = usage.live
+        forward = usage.play(itertools.chain(*passes[: top - 1], played[TOP][:forwarded]))
+        activations = usage.live - before
+        backward = usage.play(itertools.chain(played[TOP][forwarded:], *passes[top:]))
         usage.play(played[STATE])
         update = usage.play(played[OPTIMIZER])
         state, cyclic = self._base.trace.state_bytes, self._base.trace.cyclic_bytes
         parts = [begun, [*itertools.chain(*passes)], played[STATE], played[OPTIMIZER]]
         parts = [[each for each in part if self._streams.get(each[0]) != HOST] for part in parts]
         return Joined(
-            run=[*parts, parts[1], parts[3]],
+            run=self._run(*parts),
             phases=PhasePeaks(
                 forward_bytes=forward + state, backward_bytes=backward + state, optimizer_bytes=update + cyclic
             ),
             host_bytes=usage.most_on_host,
             done=[*self._done()],
+            more_seconds=self._base.trace.more_seconds,
             streams=self._streams,
             activation_bytes=activations,
             expandable=self._base.trace.expandable,
         )
+
+    def _run(
+        self, begun: list[Event], passes: list[Event], state: list[Event], update: list[Event]
+    ) -> list[Sequence[Event]]:
+        """Return the events of two steps in a row.
+
+        If a step follows others, the first one finds no gradients, as none does before it, and the second one what the
+        first left. Gradients that add up are there from the first update on.
+        """
+        if not self._base.trace.follows:
+            return [begun, passes, state, update, passes, update]
+        found, left = alive([*begun, *state]), alive([*begun, *passes, *state, *update])
+        waiting = defaultdict[int, list[int]](list)
+        for name, amount in left.items():
+            if name not in found:
+                waiting[amount].append(name)
+        names: dict[int, int] = {}
+        for name, amount in found.items():
+            if name not in left and waiting[amount]:
+                names[name] = waiting[amount].pop(0)
+        for name in [*names.values()]:
+            names[name] = self._names[id(self), name] = len(self._names)  # it is made anew while the first one is held
+            if name in self._streams:
+                self._streams[names[name]] = self._streams[name]
+        gradients = {self._name(self._base, name) for name in self._base.trace.gradients}
+        added = [(name, amount) for name, amount in begun if name in gradients & left.keys()]
+        again = [[(names.get(name, name), amount) for name, amount in part] for part in (passes, update)]
+        return [[each for each in begun if each[0] not in gradients], passes, [*added, *state], update, *again]
 
     def _done(self) -> Iterator[Done]:
         """Yield the operators of the step, those of each micro-batch like those of the last."""
@@ -216,12 +254,14 @@ class _Join:
                 self._streams[self._names[key]] = stream
         return self._names[key]
 
-    def _played(self, label: Label) -> Iterator[Event]:
-        """Yield the events of a segment."""
+    def _played(self, label: Label, played: Sequence[Event]) -> Iterator[Event]:
+        """Yield the events of a segment; ``played`` has those that were yielded."""
         cut, frees = self._of(label), self._frees[label]
         yield from self._taken_over(label, cut)
         yield from self._freed(frees, _FIRST)
         for place, (name, amount) in enumerate(cut.trace.segments[label].events):
+            if label == TOP and place == self._base.trace.forwarded:
+                self._forwarded = len(played)
             made = cut.made[name]
             joined = self._name(cut, name)
             if made == label:
@@ -230,10 +270,12 @@ class _Join:
             elif made == BEFORE and label.block >= 0:
                 yield from self._freed_from_before(cut, name, amount)
             elif label in (STATE, OPTIMIZER) and made not in (BEFORE, STATE):
-                yield from self._freed_after_passes()
+                yield from self._freed_after_passes(name)
             elif joined in self._held and not (cut.leaves(name) and made not in (BEFORE, STATE)):
                 yield joined, amount
             yield from self._freed(frees, place)
+        if label == TOP and self._forwarded < 0:
+            self._forwarded = len(played)
         for place in sorted(frees):
             yield from self._freed(frees, place)
 
@@ -248,10 +290,13 @@ class _Join:
         if not amount and equal:
             yield self._name(self._base, equal.pop(0)), 0
 
-    def _freed_after_passes(self) -> Iterator[Event]:
-        """Free what the passes left: gradients."""
-        for joined, made in list(self._held.items()):
-            if made not in (BEFORE, STATE, OPTIMIZER):
+    def _freed_after_passes(self, name: int) -> Iterator[Event]:
+        """Free what the passes left: gradients, unless the step leaves them to the next one."""
+        maker = self._of(self._base.made[name])
+        same = name if maker is self._base else maker.counterpart(self._base, name)
+        equal = [] if same is None else [self._name(maker, same)]
+        for joined in equal if self._base.trace.follows else [*self._held]:
+            if self._held.get(joined, BEFORE) not in (BEFORE, STATE, OPTIMIZER):
                 yield joined, 0
 
     def _is_kept(self, label: Label, cut: _Cut, name: int, joined: int) -> bool:

@@ -4,7 +4,8 @@ A step of n blocks has the segments ``before``, ``start``, ``forward`` 0 to n - 
 ``end``, ``state`` and ``optimizer``. What is alive when the forward pass begins is allocated in ``before``. ``start``
 is the forward pass until the first block, ``top`` all from the end of the last block until its backward pass, ``end``
 what follows the backward pass of the first. The optimizer steps twice: ``state`` is the step that makes its state, and
-``optimizer`` the one that every later step of training repeats.
+``optimizer`` the one that every later step of training repeats. Of a script's step, which began with its state,
+``state`` has nothing but the state.
 """
 
 from __future__ import annotations
@@ -72,11 +73,15 @@ class Trace:
         saved: Storages that each block's part of autograd's graph saves as they are.
         returned: Storages that each block returns, those left out that it was given.
         keeps_input: Whether each block keeps the first tensor that goes in as it is.
+        gradients: Storages of gradients that an earlier micro-batch has left, or the step before.
+        follows: Whether it follows another step, and begins with what that one has left.
         operators: All different operators, with the phase in which each runs.
         forwarded: How many events of the top belong to the forward pass.
         state_bytes: Optimizer state that exists while the passes run, though they were simulated without it.
         cyclic_bytes: Bytes that the optimizer's step needs beyond its events.
         micro_batches: How many micro-batches the step has.
+        more_seconds: Time of the step beyond that of so many micro-batches like this one; below 0, as the first one has
+            no gradients to add to.
         expandable: Whether the segments of CUDA's allocator grow.
     """
 
@@ -90,15 +95,18 @@ class Trace:
     keeps_input: tuple[bool, ...]
     operators: tuple[Done, ...]
     forwarded: int
+    gradients: tuple[int, ...] = ()
+    follows: bool = False
     state_bytes: int = 0
     cyclic_bytes: int = 0
     micro_batches: int = 1
+    more_seconds: float = 0.0
     expandable: bool = False
 
     def lines(self) -> Iterator[str]:
         """Yield the trace as lines of JSON: what holds for the whole step, then operators, segments and streams."""
-        of_blocks = ("blocks", "kinds", "given", "saved", "returned", "keeps_input")
-        numbers = ("forwarded", "state_bytes", "cyclic_bytes", "micro_batches", "expandable")
+        of_blocks = ("blocks", "kinds", "given", "saved", "returned", "keeps_input", "gradients")
+        numbers = ("forwarded", "follows", "state_bytes", "cyclic_bytes", "micro_batches", "more_seconds", "expandable")
         yield _line({"trace": FORMAT, **{name: getattr(self, name) for name in (*of_blocks, *numbers)}})
         for done in self.operators:
             usual = asdict(OperatorWork(done.work.name))
@@ -238,6 +246,7 @@ class _Repeated:
             saved=saved,
             returned=returned,
             keeps_input=tuple(trace.keeps_input[old] for old in self._places),
+            gradients=tuple(new for name in trace.gradients for new in self._of_all(name)),
         )
 
     def _ends_row(self, label: Label) -> bool:

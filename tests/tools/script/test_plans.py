@@ -14,7 +14,11 @@ from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case
 from actbench.model.scripts import Script
 from actbench.report.advice import needed_bytes
+from actbench.simulator import profiles
+from actbench.simulator.join import Joiner
+from actbench.simulator.trace import Trace
 from actbench.tools.fit import bench as modelbench
+from actbench.tools.fit.join import measured as joined_step
 from actbench.tools.fit.plan import Plan, candidates_for
 from actbench.tools.fit.planner import Goal, Planner
 from actbench.tools.fit.records import ANY, EXACT
@@ -52,6 +56,46 @@ for _ in range(20):
         F.cross_entropy(model(x), y).backward()
     optimizer.step()
     optimizer.zero_grad()
+"""
+SCALED = """
+scaler = torch.amp.GradScaler("cuda")
+for _ in range(20):
+    data = batch(512, "cuda")
+    with torch.autocast("cuda", dtype=torch.float16):
+        output = model(data["x"])
+        loss = F.cross_entropy(output, data["y"])
+    optimizer.zero_grad()
+    scaler.scale(loss).backward()
+    del loss
+    scaler.unscale_(optimizer)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+"""
+ADDED_UP = """
+for _ in range(20):
+    for _ in range(3):
+        data = batch(2048, "cuda")
+        loss = F.cross_entropy(model(data["x"]), data["y"]) / 3
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+UNEVEN = """
+for _ in range(20):
+    for rows in (1024, 512):
+        data = batch(rows, "cuda")
+        F.cross_entropy(model(data["x"]), data["y"]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+EMPTIED = """
+for _ in range(20):
+    data = batch(512, "cuda")
+    F.cross_entropy(model(data["x"]), data["y"]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.cuda.empty_cache()
 """
 CRITIC = """
 critic = torch.nn.Linear(512, 1).cuda()
@@ -171,6 +215,62 @@ def test_what_is_no_chain_of_blocks_has_no_readings(parts: tuple[str, ...], tmp_
     assert measured(case_of(tmp_path, *parts)).blocks is None
 
 
+ACTIONS = ("checkpoint", "gact:L2", "offload")
+
+
+@pytest.mark.sampled(fast=1, slow=2)
+@pytest.mark.parametrize("loop", [SCALED, ADDED_UP, LOOP], ids=["scaled", "added up", "usual"])
+def test_a_joined_plan_is_that_of_the_script_simulated_whole(loop: str, tmp_path: Path) -> None:
+    case = case_of(tmp_path, HEAD, OPTIMIZER, loop)
+    exact, profile = measured(case), profiles.get("rtx-4090")
+    base = trace_of(exact)
+
+    def spec(plan: tuple[str, ...]) -> str:
+        places = {each: [path for path, one in zip(base.blocks, plan, strict=True) if one == each] for each in ACTIONS}
+        return "+".join(f"{each},only={'/'.join(found)}" for each, found in places.items() if found)
+
+    joiner = Joiner(base, {each: trace_of(measured(case, spec((each,) * 3))) for each in ACTIONS})
+    for plan in (("exact", "checkpoint", "gact:L2"), ("offload", "gact:L2", "exact")):
+        whole = measured(case, spec(plan))
+        joined = joined_step(exact, joiner, plan, profile, ANY_NUMBER, ())
+
+        assert joined.phase_peaks == whole.phase_peaks
+        assert (joined.peak_bytes, joined.activation_bytes) == (whole.peak_bytes, whole.activation_bytes)
+        assert joined.estimated is not None
+        assert whole.estimated is not None
+        off = 0.002 if loop == ADDED_UP else 1e-6  # the first micro-batch's copies to the host wait for others
+        assert joined.estimated.step_seconds == pytest.approx(whole.estimated.step_seconds, rel=off)
+
+
+def trace_of(found: Measurement) -> Trace:
+    assert found.trace is not None
+    return Trace.unpacked(found.trace)
+
+
+@pytest.mark.sampled(fast=1, slow=2)
+@pytest.mark.parametrize("loop", [UNEVEN, EMPTIED, IN_PARTS], ids=["uneven", "emptied", "evaluated"])
+def test_a_step_that_its_last_micro_batch_does_not_tell_has_no_trace(loop: str, tmp_path: Path) -> None:
+    found = measured(case_of(tmp_path, HEAD, OPTIMIZER, loop))
+
+    assert found.blocks is not None
+    assert found.trace is None
+
+
+def test_plans_of_a_script_are_joined(tmp_path: Path) -> None:
+    case = case_of(tmp_path, HEAD, OPTIMIZER, LOOP)
+    planner = Planner(case, candidates_for(case, {}, names=["checkpoint"], changes=planbench.CHANGES), simulate)
+    planner.run()
+    simulated = len(planner.outcomes)
+    plans = planner.space.of_some(EXACT, ANY_NUMBER)
+
+    planner.tried(plans, ANY_NUMBER)
+
+    joined = [each.case for each in planner.found if each.is_joined]
+    assert len(joined) == len(planner.outcomes) - simulated > 0
+    planner.prove(joined[:1])
+    assert planner.errors == [0.0]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("limit", [ANY_NUMBER, 600 * 2**20])
 def test_a_scheme_needs_what_it_needs_if_the_script_itself_applies_it(limit: int, tmp_path: Path) -> None:
@@ -222,7 +322,7 @@ def test_micro_batches_of_a_script_all_take_the_time_of_a_plan(tmp_path: Path) -
     planner = planner_of(case_of(tmp_path, HEAD, OPTIMIZER, IN_PARTS), ("checkpoint",))
     least = planner.space.least(EXACT)
     assert least is not None
-    assert any(least.plan.actions)
+    assert any(least.actions)
 
     found = planner.tried([least], ANY_NUMBER)
 

@@ -9,7 +9,7 @@ from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.simulator import profiles
 from actbench.simulator.cost.clock import estimate
-from actbench.simulator.join import Joined, Joiner
+from actbench.simulator.join import Joiner
 from actbench.simulator.profiles import DeviceProfile
 from actbench.simulator.reserved import reserved_bytes
 from actbench.simulator.trace import Trace
@@ -43,13 +43,12 @@ class Joins:
         if base is None or trace is None or not self._can_join(setting, trace, actions):
             return None
         joiner, warnings = self._joiners[setting, actions]
-        step = joiner.join(plan.actions or (AS_IT_IS,) * len(trace.blocks))
         profile = profiles.get(self.survey.exact.device_profile or profiles.DEFAULT)
-        return measured(base, step, profile, profile.step_bytes(limit), warnings)
+        return measured(base, joiner, plan.actions, profile, profile.step_bytes(limit), warnings)
 
     @property
     def has_traces(self) -> bool:
-        """Whether steps have traces; those of a script have none."""
+        """Whether steps have traces; those whose blocks are no chain have none."""
         return self._whole(Plan())[1] is not None
 
     def _can_join(self, setting: Plan, base: Trace, actions: frozenset[Action]) -> bool:
@@ -103,15 +102,23 @@ class Joins:
 
 
 def measured(
-    base: Measurement, step: Joined, profile: DeviceProfile, limit: int, warnings: Sequence[str]
+    base: Measurement,
+    joiner: Joiner,
+    actions: Sequence[Hashable],
+    profile: DeviceProfile,
+    limit: int,
+    warnings: Sequence[str],
 ) -> Measurement:
-    """Return what a joined step measures, from what the step without actions on blocks does."""
+    """Return what the step measures in which each block has its action, from what the step without any measures."""
+    step = joiner.join(actions) if any(actions) else joiner.unchanged
     reserved, expandable = None, step.expandable
     if profile.is_cuda:
         reserved = reserved_bytes(step.run, limit_bytes=limit, expandable=expandable, streams=step.streams)
     time = base.estimated
     if profile.rates is not None and time is not None:
         time = estimate(step.done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
+        seconds = {name: getattr(time, name) + step.more_seconds for name in ("step_seconds", "backward_seconds")}
+        time = time.model_copy(update=seconds)
     peaks = {phase: getattr(step.phases, f"{phase}_bytes") for phase in ("forward", "backward", "optimizer")}
     over = max(step.peak_bytes, reserved or 0) - limit
     return base.model_copy(
@@ -120,9 +127,9 @@ def measured(
             "phase_peaks": step.phases,
             "peak_phase": max(peaks, key=lambda phase: peaks[phase]),
             "peak_parts": None,
-            "activation_bytes": step.activation_bytes,
+            "activation_bytes": base.activation_bytes + step.activation_bytes - joiner.unchanged.activation_bytes,
             "reserved_bytes": reserved,
-            "host_bytes": step.host_bytes if profile.is_cuda else None,
+            "host_bytes": step.host_bytes if base.host_bytes is not None else None,
             "memory_limit_bytes": limit,
             "over_limit_bytes": over if over > 0 else None,
             "estimated": time,

@@ -18,7 +18,7 @@ _USAGE = 'name the script as python takes it, with its arguments, in quotes: --s
 
 
 class Session(bench.Session):
-    """A script whose measurement also has ``blocks``, if one model is trained and has any."""
+    """A script whose measurement also has ``blocks`` and, if it tells the step, ``trace``: of the one trained model."""
 
     reads_blocks: ClassVar[bool] = True
 

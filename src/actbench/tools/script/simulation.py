@@ -85,7 +85,7 @@ class Simulation(ObservedRun, Displayed):
         memory_limit_bytes: Memory that may be used; None for what a CUDA context leaves of the card.
         raise_oom: Whether what does not fit raises ``torch.OutOfMemoryError``, as on the card.
         processes: How many processes train together; this is the first.
-        reads_blocks: Whether the measurement tells what each block of the model holds and takes.
+        reads_blocks: Whether the measurement tells what each block of the model holds and takes, and has a trace.
         whole: Whether the script runs to its end, and all parts of its run are measured.
         looks_ahead: Whether batches that did not run are looked at when the run ends.
         chosen: The share of elements that are taken to be chosen where only a real run knows which.
@@ -136,7 +136,7 @@ class Simulation(ObservedRun, Displayed):
         self._counting = Tracked(self.tracker)
         steps = Steps(self._counting, self._ended, self.recorder)
         self._observe(steps, self.tracker, whole=whole, is_cut=True)
-        self._blocks = StepBlocks(self.steps, self.tracker, self.recorder, is_on=reads_blocks)
+        self._blocks = StepBlocks(self.steps, self.tracker, self.recorder, profile, is_on=reads_blocks)
         self.lines.is_on = self._applied is None  # else the first step, which is without it, counts in no case
         self.lines.is_updating = lambda: self.steps.phase == "optimizer"
         self.steps.passing = self.lines.begin_pass
@@ -341,7 +341,11 @@ class Simulation(ObservedRun, Displayed):
         if self._applied is None:
             found = found.model_copy(update={"script_peak_bytes": most_bytes})
         found = found.model_copy(update={**marks, "mesh": sharing.mesh(self.processes, held.tensor_parallel)})
-        return found if self._applied is None else self._applied.with_changes(found, len(self.steps.done))
+        found = found if self._applied is None else self._applied.with_changes(found, len(self.steps.done))
+        if self.memory.is_led(step.begun, step.ended):  # a trace says nothing of what the script tells the allocator
+            return found
+        trace = self._blocks.trace(step, found, of_step.state, expandable=self.memory.grows)
+        return found if trace is None else found.model_copy(update={"trace": trace.packed()})
 
     def _remedies(
         self, step: Step, held: reading.Held, reserved_bytes: int | None, parts: Sequence[RunEvent]

@@ -150,6 +150,10 @@ class CardMemory:
             begun = moment
         return found
 
+    def is_led(self, begun: int, ended: int) -> bool:
+        """Return whether the script limits the allocator, or empties its cache between two numbers of events."""
+        return bool(self._limited) or any(begun <= moment <= ended for moment in self._emptied_at)
+
     def restart(self, state: Set[int]) -> Callable[[], None]:
         """Hold what is alive now, as if nothing else had ever been allocated.
 
