@@ -9,7 +9,7 @@ import pytest
 
 from actbench import scheme as schemes
 from actbench.errors import ActbenchError
-from actbench.measuring import bench, world
+from actbench.measuring import bench, processgroup
 from actbench.model.measured import Measurement, Mesh
 from actbench.model.records import Case
 
@@ -29,7 +29,7 @@ REFUSED = {"qlora": "FrozenLinear", "compile": "cannot be compiled"}
 
 @pytest.fixture(autouse=True)
 def _left() -> Iterator[None]:
-    with world.leave_fake_group():
+    with processgroup.leave_fake_group():
         yield
 
 

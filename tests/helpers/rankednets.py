@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from actbench import scheme as schemes
-from actbench.measuring import world
+from actbench.measuring import processgroup
 from actbench.measuring.meters import MemoryReading
 from actbench.scheme.conditions import Processes
 from actbench.scheme.setup import TrainingSetup, TrainStep
@@ -62,7 +62,7 @@ def prepared(
     )
     scheme = schemes.build(spec)
     with meter.operators():
-        setup = replace(meter.adopt(setup), processes=Processes(world.ALONE.mesh(scheme, meter)))
+        setup = replace(meter.adopt(setup), processes=Processes(processgroup.ALONE.mesh(scheme, meter)))
         setup = scheme.apply(setup)
         with meter.active():
             return meter, TrainStep(setup, meter.place({"x": torch.randn(rows, inputs)}))

@@ -120,18 +120,20 @@ def words(seed: int | Tensor, first: int, count: int, device: torch.device) -> T
     The seed is a number, or a tensor on the device, whose value the host never reads.
     """
     state = _state(seed)
-    # nothing but the callee holds the numbers, so that it frees them as it goes on
+    # in a list, which the callee empties, so that it frees them as it goes on: where torch.compile has replaced the
+    # evaluation of frames (PEP 523), the caller's stack holds what it passes
     return _finalized(
-        torch.arange(first + 1, first + count + 1, dtype=torch.int64, device=device).mul_(signed(GOLDEN)).add_(state)
+        [torch.arange(first + 1, first + count + 1, dtype=torch.int64, device=device).mul_(signed(GOLDEN)).add_(state)]
     )
 
 
 def _state(seed: int | Tensor) -> int | Tensor:
     """Return the state of a seed as an int64."""
-    return _finalized(seed + signed(GOLDEN)) if isinstance(seed, Tensor) else signed(mixed(seed))
+    return _finalized([seed + signed(GOLDEN)]) if isinstance(seed, Tensor) else signed(mixed(seed))
 
 
-def _finalized(word: Tensor) -> Tensor:
+def _finalized(held: list[Tensor]) -> Tensor:
+    word = held.pop()
     word = (word ^ _shifted(word, 30)) * signed(FIRST)
     word = (word ^ _shifted(word, 27)) * signed(SECOND)
     return word ^ _shifted(word, 31)

@@ -86,10 +86,12 @@ class Wrapper:
         uncompilable: What cannot be compiled, and why; see :func:`actbench.packing.refusals.refuse_compiling`. None
             for what compiles: a graph then has the modules, and nothing of what wraps them.
         hooked: Whether blocks that are recomputed inside a pass know of its hooks, and of hooks inside themselves.
+        recomputes: Whether a block of the model is recomputed; :func:`bind_entries` finds out.
     """
 
     uncompilable: tuple[str, str] | None
     hooked: bool = False
+    recomputes: bool = False
 
     def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
         """Run one pass.
@@ -105,13 +107,18 @@ class Wrapper:
 
     def is_in_graph(self) -> bool:
         """Return whether the modules are compiled now; raise a ConversionError if they cannot be."""
-        if self.uncompilable is None:
+        uncompilable = self.why_uncompiled()
+        if uncompilable is None:
             if not torch.compiler.is_compiling():
                 return False
             refuse_exporting(*OWN_BACKWARD)
             return True
-        refuse_compiling(*self.uncompilable)
+        refuse_compiling(*uncompilable)
         return False
+
+    def why_uncompiled(self) -> tuple[str, str] | None:
+        """Return what cannot be compiled of the model as it is now, and why; None if it can be."""
+        return self.uncompilable
 
     def begins_inside(self) -> bool:
         """Return whether a module inside the model that is called now begins a pass.
@@ -150,7 +157,7 @@ class WrappedForward(ReboundForward):
     @property
     def uncompilable(self) -> tuple[str, str] | None:
         """What cannot be compiled, and why."""
-        return self.wrapper.uncompilable
+        return self.wrapper.why_uncompiled()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model as a pass; raise a ConversionError under ``torch.compile``, if gradients are needed."""
@@ -185,6 +192,9 @@ def bind_entries(model: nn.Module) -> None:
     """Bind an entry of each wrapper of a model on every module inside, in front of all other forwards."""
     unbind_entries(model)  # an earlier scheme may have bound some
     for root, wrappers in _wrapped(model):
+        recomputes = any(bound.recomputes for part in root.modules() for bound in ReboundForward.all_of(part))
+        for wrapper in wrappers:
+            wrapper.recomputes = recomputes
         for path, part in root.named_modules():
             # the front one is bound last, so that it is in front here too
             for wrapper in reversed(wrappers) if path else ():

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from actbench.measuring import world
+from actbench.measuring import processgroup
 
 
 @pytest.fixture(autouse=True)
 def _left() -> Iterator[None]:
-    with world.leave_fake_group():
+    with processgroup.leave_fake_group():
         yield

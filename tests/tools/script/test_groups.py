@@ -18,14 +18,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from actbench.errors import UntraceableError
-from actbench.measuring import bench, world
+from actbench.measuring import bench, processgroup
 from actbench.model.measured import Measurement, Mesh
 from actbench.model.records import Case
 
 
 def measured(scheme: str) -> Measurement:
     case = Case(model=f"{MODEL}:build", scheme=scheme, batch_size=ROWS, meter="simulated", device_profile=CARD, seed=0)
-    with world.leave_fake_group():
+    with processgroup.leave_fake_group():
         return bench.Session(case).memory()
 
 

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from actbench.tools.script.libraries import arrivals
+from actbench.tools.script.libraries import importpatches
 from actbench.tools.script.libraries.importpatches import changed, patch_on_import, rebind, searched_once
 from actbench.tools.script.libraries.libraries import prepared
 
@@ -79,14 +79,14 @@ def test_a_sentence_is_noted_once() -> None:
 
 
 def test_libraries_search_the_modules_once_to_change_and_once_to_restore_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    searches: list[arrivals._Copies] = []
+    searches: list[importpatches._Copies] = []
 
-    class Counted(arrivals._Copies):
+    class Counted(importpatches._Copies):
         def __init__(self) -> None:
             searches.append(self)
             super().__init__()
 
-    monkeypatch.setattr(arrivals, "_Copies", Counted)
+    monkeypatch.setattr(importpatches, "_Copies", Counted)
     with prepared(print):
         assert len(searches) == 1
     assert len(searches) == 2

@@ -19,7 +19,7 @@ from torch import distributed, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from actbench.errors import CodeError, MeasurementError, UsageError
-from actbench.measuring import bench, world
+from actbench.measuring import bench, processgroup
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.model.scripts import Script
@@ -247,7 +247,7 @@ def test_a_script_of_eight_billion_parameters_needs_what_measure_says(tmp_path: 
         "    return model, batch, loss, lambda model: torch.optim.AdamW(model.parameters(), fused=True)\n"
     )
     case = Case(model=f"{own}:build", scheme="fsdp:8,mixed=bf16", batch_size=1, meter="simulated", device_profile=CARD)
-    with world.leave_fake_group():
+    with processgroup.leave_fake_group():
         expected = bench.Session(case).memory()
 
     words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]

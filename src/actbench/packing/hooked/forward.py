@@ -30,6 +30,10 @@ IN_BLOCKS = (
     "a block of a model whose saved tensors are packed by hooks",
     "the hooks around it would pack what its graph saves, whatever that is; compile the whole model",
 )
+RECOMPUTED = (
+    "a model whose saved tensors are packed by hooks, and whose blocks run again in the backward pass",
+    "in a graph the second run of a block would not find the tensors that the hooks have packed",
+)
 """What cannot be compiled, and why."""
 
 
@@ -86,6 +90,10 @@ class Packing(HookWrapper):
         if is_waited_for() and in_a_pass():
             refuse_compiling(*IN_BLOCKS)
         return inside
+
+    def why_uncompiled(self) -> tuple[str, str] | None:
+        """Return why the model cannot be compiled; None if it can be."""
+        return self.uncompilable or (RECOMPUTED if self.recomputes else None)
 
     def run(self, entry: str, module: nn.Module, inner: Inner, args: Any, kwargs: Any) -> Any:
         """Run a pass with its saved tensors packed; allocate bits before it if this is due."""
