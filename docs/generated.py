@@ -1,15 +1,18 @@
 """Pages of the site that are made when it is built; mkdocs.yml names this file as a hook.
 
 - The start page is README.md, and CONTRIBUTING.md is a page.
-- ``reference/commands.md`` is what Typer says of each command, ``reference/methods.md`` what each method's class says.
+- ``reference/commands.md`` is what Typer says of each command, ``reference/methods.md`` what each method's class says,
+  ``reference/messages.md`` every message that the source raises.
 - A file of the repository that a page links to is a page below ``source/``, so that no link leaves the site and each is
   checked.
 """
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -141,6 +144,62 @@ def methods() -> str:
     return "\n\n".join(text) + "\n"
 
 
+def messages() -> str:
+    """Return every message of an error that the source raises on purpose, by its class and its place."""
+    from actbench import errors
+
+    classes = {name: kind for name, kind in vars(errors).items() if getattr(kind, "__module__", "") == errors.__name__}
+    raised: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)
+    for file in sorted((ROOT / "src" / "actbench").rglob("*.py")):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        texts = {
+            target.id: node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Raise) and isinstance(call := node.exc, ast.Call) and call.args:
+                name = ast.unparse(call.func).rpartition(".")[2]
+                if name in classes:
+                    place = f"{file.relative_to(ROOT / 'src' / 'actbench')}:{node.lineno}"
+                    raised[name].append((place, _message(call.args[0], texts)))
+    text = [
+        "# Messages",
+        (
+            "Each error that actbench raises on purpose, as the source has it: `{…}` is what was found. A message says "
+            "what was asked, what was found and what to do."
+        ),
+    ]
+    for name, kind in classes.items():
+        if name in raised:
+            text += [f"## {name}", _escaped((kind.__doc__ or "").partition("\n")[0])]
+            text += [_table(("message", "where"), [(_escaped(said), f"`{place}`") for place, said in raised[name]])]
+    return "\n\n".join(text) + "\n"
+
+
+def _message(node: ast.expr, texts: Mapping[str, ast.expr]) -> str:
+    """Return the text of a message, with what is filled in as its expression in braces."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return " ".join(text.split())
+        case ast.JoinedStr(values=parts):
+            return "".join(part.value if isinstance(part, ast.Constant) else _filled(part) for part in parts)
+        case ast.BinOp(left=left, right=right, op=ast.Add()):
+            return _message(left, texts) + _message(right, texts)
+        case ast.Name(id=name) if name in texts:
+            return _message(texts[name], texts)
+        case ast.Call(func=ast.Attribute(value=template, attr="format")):
+            return _message(template, texts)
+    return f"{{{ast.unparse(node)}}}"
+
+
+def _filled(part: ast.expr) -> str:
+    value = ast.unparse(part.value) if isinstance(part, ast.FormattedValue) else ast.unparse(part)
+    return f"{{{value}}}"
+
+
 def _escaped(text: str) -> str:
     return re.sub(r"([*_<>|`\[\]])", r"\\\1", text)
 
@@ -163,6 +222,7 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File, InclusionLevel
 
     made = {**linked_pages(), "reference/commands.md": commands(), "reference/methods.md": methods()}
+    made["reference/messages.md"] = messages()
     for page, text in made.items():
         hidden = InclusionLevel.NOT_IN_NAV if page.startswith("source/") else InclusionLevel.INCLUDED
         files.append(File.generated(config, page, content=text, inclusion=hidden))

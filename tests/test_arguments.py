@@ -73,8 +73,8 @@ def deep() -> nn.Module:
 
 
 ENDLESS = {
-    "around": (around, "^me of this Sequential holds itself"),
-    "inside": (inside, r"^0\.parent of this Sequential holds itself"),
+    "around": (around, "^me of this Sequential contains itself"),
+    "inside": (inside, r"^0\.parent of this Sequential contains itself"),
     "deep": (deep, "^this Sequential nests modules more than 200 deep"),
 }
 WALKING: dict[str, Callable[[nn.Module], object]] = {

@@ -150,7 +150,7 @@ def test_help_lists_commands_behind_ours_and_tells_of_broken_ones_once(theirs: A
     assert told["commands", "text"] == "theirs:TEXT is a str and no Typer"
     assert told["commands", "empty"] == "theirs:empty has no command"
     assert told["commands", "strange"] == "AssertionError: Typer currently doesn't support Union types"
-    assert told["commands", "usual"] == "usual= names --nothing, which is no option of usual"
+    assert told["commands", "usual"] == "usual= names --nothing, which is not an option of usual"
     assert "no_such_name" in told["commands", "lacking"]
 
 
@@ -193,7 +193,7 @@ def test_records_and_exports_of_a_package(theirs: Any, tmp_path: Path) -> None:
     [
         (("--export-fails", "out"), "actbench: --export-fails, which theirs 1.0 brings, failed: ZeroDivisionError"),
         (("--export-late", "out"), "actbench: --export-late, which theirs 1.0 brings, failed: KeyError: 'late'"),
-        (("--export-picture", "-"), "actbench: -: standard output takes text, and this export is none; name a file"),
+        (("--export-picture", "-"), "actbench: -: standard output takes text, and this export is binary; name a file"),
         (("--export-nothing", "out"), "No such option: --export-nothing"),
     ],
 )

@@ -82,3 +82,13 @@ def test_each_page_is_in_the_navigation() -> None:
     named = set(re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text()))
 
     assert {page.name for page in (ROOT / "docs").glob("*.md")} <= named
+
+
+def test_each_message_of_the_source_is_on_the_page(generated: Any) -> None:
+    page = generated.messages()
+
+    # a text, one with what was found, one that stands in a constant, one by .format
+    assert "| the name of the recipe is empty |" in page
+    assert "{text} is not an amount of memory: it is more than 8 EiB" in page
+    assert "fake tensors do not show what a CPU saves for recurrent layers" in page
+    assert page.count("\n| ") > 650

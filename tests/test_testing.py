@@ -105,7 +105,7 @@ class WrongSecondDerivative(torch.autograd.Function):
 
 
 class WrongSecond(Theirs):
-    """Its backward pass adds something that is no function of the gradient."""
+    """Its backward pass adds something that is not a function of the gradient."""
 
     def change(self, setup: TrainingSetup) -> TrainingSetup:
         for layer in setup.module.modules():

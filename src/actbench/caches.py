@@ -42,7 +42,7 @@ def own_temporary_folder() -> Path:
     except OSError as error:
         raise UsageError(f"{folder} cannot be made: {error.strerror}; {elsewhere}") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise UsageError(f"{folder} is no folder of yours alone (mode 700): remove it, or {elsewhere}")
+        raise UsageError(f"{folder} is not a folder of yours alone (mode 700): remove it, or {elsewhere}")
     return folder
 
 

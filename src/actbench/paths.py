@@ -52,7 +52,7 @@ def check_makeable(path: Path) -> None:
     """Check, as far as possible beforehand, that a file or folder can be made or replaced.
 
     Raises:
-        StoreError: The path is a link to nothing, its name is too long, or its parent is no folder or cannot be
+        StoreError: The path is a link to nothing, its name is too long, or its parent is not a folder or cannot be
             written.
     """
     try:
@@ -62,7 +62,7 @@ def check_makeable(path: Path) -> None:
         target.exists()  # raises if a name in the path is too long
         folder = next(parent for parent in target.parents if parent.exists())
         if not folder.is_dir():
-            raise StoreError(f"{target} cannot be written: {folder} is no folder")
+            raise StoreError(f"{target} cannot be written: {folder} is not a folder")
         with tempfile.TemporaryFile(dir=folder):
             return
     except OSError as error:
@@ -79,7 +79,7 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
         most_bytes: Largest size allowed.
 
     Raises:
-        OSError: The file cannot be read, is larger, or is no regular file (reading a pipe or a device may never end).
+        OSError: The file cannot be read, is larger, or is not a regular file, as a pipe or a device.
     """
     with _opened(path) as file:
         content = file.read(most_bytes + 1)
@@ -102,7 +102,7 @@ def _opened(path: str | Path) -> Iterator[BufferedReader]:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         yield file
 
 
@@ -121,7 +121,7 @@ def read_toml(path: Path, what: str, refused: type[ActbenchError]) -> dict[str, 
     """Return what a TOML file of a user's holds; ``what`` names it in messages.
 
     Raises:
-        refused: The file cannot be read, is no regular file, has more than :data:`MOST_BYTES`, is no TOML, or is nested
+        refused: The file cannot be read, is not a regular file, has over :data:`MOST_BYTES`, is not TOML, or is nested
             deeper than any file of ours.
     """
     try:

@@ -151,3 +151,22 @@ def test_planned_steps_have_the_gradients_of_first_ones(spec):
     planned, first = gradients(model), gradients(copy.deepcopy(model))
 
     assert all(torch.equal(a, b) for a, b in zip(planned, first, strict=True))
+
+
+@pytest.mark.parametrize("scheme", ["actnn:L1", "actnn:L2"])
+def test_a_tensor_without_memory_goes_into_no_kernel(scheme: str) -> None:
+    model = actbench.convert(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).to("meta"), scheme)
+
+    for _ in range(3):  # from the second pass on sites are planned
+        model(torch.randn(16, 64, device="meta")).sum().backward()
+
+    assert model[0].weight.grad.shape == (64, 64)
+
+
+def test_a_negative_view_keeps_its_plan_and_has_its_values(packer):
+    site, other = SiteState("a", 8.0), SiteState("b", 8.0)
+    for _ in range(3):
+        x = torch.randn(8, 64, dtype=torch.complex64).conj().imag
+        (packed, _) = a_pass(packer, (x, site), (made(), other))
+        assert torch.allclose(packed.unpack(), x.resolve_neg(), atol=0.1)
+    assert Counting.asked == 2

@@ -37,7 +37,7 @@ def load(folder: Path, **options: object) -> HuggingFaceWorkload:
         (["BertTokenizer"], "a class that transformers .* lacks"),
         (["os.system"], "a class that transformers .* lacks"),
         (["A" * 10_000], "'A{80}…', a class"),
-        (["GPT2LMHeadModel"], r"'GPT2LMHeadModel', which is no class for its model_type, 'bert'"),
+        (["GPT2LMHeadModel"], r"'GPT2LMHeadModel', which is not a class for its model_type, 'bert'"),
         (["BertModel"], r"BertModel.*no head and so no loss.*--task sequence-classification \(BertForSequence"),
         (["BertForMaskedLM", "BertForPreTraining"], "several classes, 'BertForMaskedLM', 'BertForPreTraining'; say"),
     ],
@@ -97,7 +97,7 @@ def test_a_model_that_could_see_is_given_text_alone_only_when_asked(write_config
     ],
 )
 def test_a_class_that_cannot_be_fed_is_refused_by_its_name(name: str, write_config: Write) -> None:
-    with pytest.raises(ModelError, match=rf"{name}.*(cannot make batches|no class for its model_type)"):
+    with pytest.raises(ModelError, match=rf"{name}.*(cannot make batches|not a class for its model_type)"):
         load(write_config(name))
 
 

@@ -296,7 +296,7 @@ def test_the_longest_prompt_and_the_largest_batch_fit_and_no_more(case_of: MakeC
         ({"packed": "32,32", "sequence_length": None}, "packed 32,32 changes a training step"),
         ({"generate": None, "cache": "fp8"}, "a training step has no cache"),
         ({"model": "tiny-bert"}, "causal language models write text"),
-        ({"model": "resnet18", "sequence_length": None}, "no causal language model of Hugging Face"),
+        ({"model": "resnet18", "sequence_length": None}, "not a causal language model of Hugging Face"),
         ({"model": "tiny-gpt2", "generate": 5000}, "--prompt and --generate, together"),
     ],
 )

@@ -76,7 +76,7 @@ def test_on_a_card_rows_of_several_sequences_cost_a_mask_of_all_pairs() -> None:
     ("model", "fields", "reason"),
     [
         ("tiny-roberta", {}, "does sequence-classification"),
-        ("resnet-cifar", {}, "no causal language model"),
+        ("resnet-cifar", {}, "not a causal language model"),
         ("tiny-llama", {"sequence_length": 128}, "leave --sequence-length out"),
         ("tiny-gpt2", {"packed": "4,2000"}, "positions for"),
     ],

@@ -102,7 +102,7 @@ def _built(verb: typer.Typer, name: str) -> Any:
         why = message_of(error)
     usual = getattr(verb, "usual", "").split()
     if why is None and name not in _OWN and (unknown := set(usual).difference(*(each.opts for each in found.params))):
-        why = f"usual= names {', '.join(sorted(unknown))}, which is no option of {name}"
+        why = f"usual= names {', '.join(sorted(unknown))}, which is not an option of {name}"
     if why is not None:
         plugins.leave_out(plugins.installed("commands")[name], "commands", why)
         return None

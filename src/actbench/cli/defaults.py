@@ -119,7 +119,7 @@ def _sections(file: Path, faults: list[str]) -> list[tuple[str | None, str, Mapp
         return []
     table = tool.get("actbench", {}) if isinstance(tool, dict) else {}
     if not isinstance(table, dict):
-        faults.append(f"{file}, tool.actbench: it is no table of options")
+        faults.append(f"{file}, tool.actbench: it is not a table of options")
         return []
     of_all = {name: value for name, value in table.items() if not isinstance(value, dict)}
     found: list[tuple[str | None, str, Mapping[str, Any]]] = [(None, f"{file} [tool.actbench]", of_all)]
@@ -184,7 +184,7 @@ def _fault(name: str, value: Any, known: Mapping[str, _Known], trusted: Containe
     if option.name == "output" and not _is_inside(str(value)):
         return f"{name} {str(value)!r} is not below this folder: type --{name}"
     if not all(isinstance(each, str | int | float) for each in (value if isinstance(value, list) else [value])):
-        return f"{name} is no text, number, true, false or list of these"
+        return f"{name} is neither text, a number, true or false, nor a list of these"
     if isinstance(value, list) and not option.multiple:
         return f"{name} takes one value, and not a list"
     return None

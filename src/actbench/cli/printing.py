@@ -265,7 +265,7 @@ def write_files(*asked: tuple[Path | None, Callable[[], Text]]) -> None:
     if printed is not None:
         lines = printed()
         if isinstance(lines, bytes):
-            raise UsageError("-: standard output takes text, and this export is none; name a file")
+            raise UsageError("-: standard output takes text, and this export is binary; name a file")
         sys.stdout.writelines([lines] if isinstance(lines, str) else lines)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def recipe_hint(target: str | None) -> Iterator[None]:
-    """If a target is no model, add the recipe that may be meant to the error."""
+    """If a target is not a model, add the recipe that may be meant to the error."""
     from actbench.run.recipes import closest
 
     try:

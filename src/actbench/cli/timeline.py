@@ -150,7 +150,7 @@ class TimelineFlags(CurveFlags):
         if self.export_trace == STDOUT:
             raise UsageError("--export-trace -: name a file")
         if self.export_snapshot == STDOUT:
-            raise UsageError("--export-snapshot -: a pickle is no text; name a file")
+            raise UsageError("--export-snapshot -: a pickle is not text; name a file")
         super().check()
         for file in (self.export_snapshot, self.export_trace):
             if file is not None:

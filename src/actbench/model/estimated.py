@@ -13,7 +13,7 @@ class OperatorTime(StoredData):
     """The estimated time of the calls of one operator in a step.
 
     Attributes:
-        name: Name of the operator; in parentheses what is no operator: waits of the device, or the sum of all unnamed
+        name: Name of the operator; in parentheses what is none: waits of the device, or the sum of all unnamed
             ones.
         is_beside: Whether it runs beside what the device computes, as collectives do; its seconds are no part of the
             step's.

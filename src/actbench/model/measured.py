@@ -455,7 +455,7 @@ def _moved(name: str, value: Any) -> Diagnostic:
     try:
         return Diagnostic(name=name, title=FIRST_DIAGNOSTICS[name], value=value)
     except ValidationError:
-        raise ValueError(f"{name}: {value!r:.40} is no number") from None
+        raise ValueError(f"{name}: {value!r:.40} is not a number") from None
 
 
 Outcome = Annotated[Measurement | Failure, Field(discriminator="kind")]

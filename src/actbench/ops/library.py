@@ -139,6 +139,7 @@ def holds_its_values(tensor: Tensor) -> bool:
     return (
         type(tensor) in _CLASSES
         and tensor.layout is torch.strided
+        and (tensor.is_cpu or tensor.is_cuda)  # a meta tensor has a storage without memory
         and _has_storage(tensor)  # not so in a batch of gradients, which is of class Tensor
         and not (
             tensor.is_nested

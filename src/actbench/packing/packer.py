@@ -59,13 +59,9 @@ class SitePlan:
         self.encode = None if reason else self.codec.planned(x.detach())
 
     def holds(self, x: Tensor, site: SiteState, of: Codec) -> bool:
-        """Return whether the plan is that of a tensor at its site, for a model packed by a codec.
-
-        The memory of the tensor then holds its values, where nothing sees operators.
-        """
+        """Return whether the plan is that of a tensor at its site, for a model packed by a codec."""
         return (
             type(x) is Tensor
-            and holds_its_values(x)
             and x.dtype is self._dtype
             and x.shape == self._shape  # one by one: to put them into a tuple takes longer
             and x.stride() == self._stride
@@ -249,6 +245,7 @@ class SavedTensors:
             (self.dedup is None or (self._settled and not plan.shared))
             and not (site.watched or savedtensors.observers)
             and not is_watched()
+            and holds_its_values(x)
             and plan.holds(x, site, self.codec)
             and self.exclude.why_held(x) is None
             and not (site.guarded and x.is_cuda and captures())

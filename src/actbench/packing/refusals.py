@@ -27,7 +27,7 @@ def check_module(module: object, what: str) -> None:
     """Check that an argument of ``what`` is a module, and that walks through the modules in it end.
 
     Raises:
-        ArgumentError: It is no module.
+        ArgumentError: It is not a module.
         ModelError: A module holds itself, or modules are nested deeper than torch can walk.
     """
     check_argument(module, nn.Module, what, "a torch.nn.Module")
@@ -43,7 +43,7 @@ def check_module(module: object, what: str) -> None:
             continue
         path = f"{paths[-1]}.{name}".lstrip(".")
         if id(child) in held:
-            raise ModelError(f"{path} of this {type(module).__name__} holds itself: torch cannot walk through it")
+            raise ModelError(f"{path} of this {type(module).__name__} contains itself: torch cannot walk through it")
         if len(held) >= _DEEPEST:
             where = f"{type(module).__name__} nests modules more than {_DEEPEST} deep"
             raise ModelError(f"this {where}: build it of fewer modules inside each other, which torch can walk")

@@ -125,7 +125,7 @@ def without_hooks(module: nn.Module) -> nn.Module:
     """Return a copy of a module without its hooks, which belong to the layer in the model."""
     bare = copy.copy(module)
     for name in _hook_tables(module):
-        # _is_full_backward_hook is no table
+        # _is_full_backward_hook is not a table
         vars(bare)[name] = OrderedDict() if isinstance(vars(module)[name], dict) else vars(nn.Module())[name]
     return bare
 

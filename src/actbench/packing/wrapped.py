@@ -86,7 +86,7 @@ class Wrapper:
         uncompilable: What cannot be compiled, and why; see :func:`actbench.packing.refusals.refuse_compiling`. None
             for what compiles: a graph then has the modules, and nothing of what wraps them.
         hooked: Whether blocks that are recomputed inside a pass know of its hooks, and of hooks inside themselves.
-        recomputes: Whether a block of the model is recomputed; :func:`bind_entries` finds out.
+        recomputes: Whether a block that compiles is recomputed; :func:`bind_entries` finds out.
     """
 
     uncompilable: tuple[str, str] | None
@@ -192,7 +192,12 @@ def bind_entries(model: nn.Module) -> None:
     """Bind an entry of each wrapper of a model on every module inside, in front of all other forwards."""
     unbind_entries(model)  # an earlier scheme may have bound some
     for root, wrappers in _wrapped(model):
-        recomputes = any(bound.recomputes for part in root.modules() for bound in ReboundForward.all_of(part))
+        # what cannot be compiled by itself says so where it is compiled
+        recomputes = any(
+            bound.recomputes and bound.uncompilable is None
+            for part in root.modules()
+            for bound in ReboundForward.all_of(part)
+        )
         for wrapper in wrappers:
             wrapper.recomputes = recomputes
         for path, part in root.named_modules():

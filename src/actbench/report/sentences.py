@@ -12,7 +12,7 @@ from actbench.units import counted
 ALL = "All rows"
 """How a sentence begins that is true of each row."""
 SAME = "Same in all rows"
-"""How a sentence begins that lists what is no column, as each row has it."""
+"""How a sentence begins that lists what is not a column, as each row has it."""
 
 T = TypeVar("T")
 Names = Callable[[Sequence[T]], str]

@@ -63,7 +63,7 @@ class Store(Generic[RecordT]):
         Given a machine, records of other machines or GPUs in a shared file do not count: their cases run here again.
 
         Raises:
-            StoreError: Another process writes to the file, it is no results file, or it cannot be written.
+            StoreError: Another process writes to the file, it is not a results file, or it cannot be written.
         """
         with locked(path):
             yield cls(path, read_results(path, kind) if path.exists() else Results((), None, 0, 0), machine)
@@ -121,7 +121,7 @@ def read_results(path: Path, kind: type[Any] = MeasuredRecord) -> Results[Any]:
     """Read a results file of one kind; it needs no lock, even while an experiment writes to the file.
 
     Raises:
-        StoreError: The file cannot be read, is no results file, or holds a line that is broken or of a newer actbench;
+        StoreError: The file cannot be read, is not a results file, or has a line that is broken or of a newer actbench;
             the message names the file and the line.
     """
     found = lines.split(path)

@@ -15,12 +15,12 @@ from actbench.scheme.composed import Composed
 
 @functools.cache
 def find_schemes() -> dict[str, type[Scheme]]:
-    """Return every scheme by name; one that is no scheme of this name, or has no card, is warned of and left out."""
+    """Return every scheme by name; one that is not a scheme of this name, or has no card, is warned of and left out."""
     return plugins.loaded("schemes", fault)
 
 
 def fault(plugin: plugins.Plugin) -> str | None:
-    """Return why a plug-in is no scheme of its name; None if it is one."""
+    """Return why a plug-in is not a scheme of its name; None if it is one."""
     if why := plugins.fault(plugin, type):
         return why
     scheme = plugin.load()

@@ -190,9 +190,9 @@ class BlockMarks:
             return None
         ends = [*places[:-1], *self.updates, ended]
         segments, known = dict[Label, Segment](), dict[Done, int]()
-        for label, (begun, ended) in zip(labels_of(len(runs)), itertools.pairwise([Place(0, 0), *ends]), strict=True):
-            taken = tuple(events_between(begun, ended, tracker.events, tracker.host))
-            done = operators[begun.done : ended.done]
+        for label, (first, last) in zip(labels_of(len(runs)), itertools.pairwise([Place(0, 0), *ends]), strict=True):
+            taken = tuple(events_between(first, last, tracker.events, tracker.host))
+            done = operators[first.done : last.done]
             if label == BEFORE:
                 # of what ran before the pass, later segments need only what is still alive
                 taken, done = tuple(alive(taken).items()), []
@@ -357,7 +357,7 @@ def _saved_raw(ends: Iterable[Node | None], first_node: int) -> set[int]:
 
 
 def _nodes_above(ends: Iterable[Node | None], first_node: int) -> Iterator[Node]:
-    # nodes are held, not their ids: torch makes the Python object of a node anew once nobody holds it
+    # nodes are held, not their ids: torch makes the Python object of a node anew once nothing holds it
     waiting, seen = list(ends), set[Node]()
     while waiting:
         node = waiting.pop()

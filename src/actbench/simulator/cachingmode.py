@@ -178,7 +178,7 @@ class CachingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
         return NotImplemented
 
     def from_tensor(self, tensor: Tensor, **options: Any) -> FakeTensor:
-        """CachedResult a tensor fake that is not yet; a small real one of integers or booleans keeps its values.
+        """Make a tensor fake that is not yet; a small real one of integers or booleans keeps its values.
 
         So does a small part of a large one, such as a batch of the tokens in a file.
         """

@@ -241,7 +241,7 @@ class LargeAreFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
 class RealDataBecomesFake(TorchFunctionMode):
     """Make a real tensor fake when a fake tensor gets it as its ``data``, for example a numpy array.
 
-    Setting ``data`` is no operator: torch would put real memory behind a tensor that stays fake.
+    Setting ``data`` is not an operator: torch would put real memory behind a tensor that stays fake.
     """
 
     def __init__(self, mode: FakeTensorMode) -> None:
@@ -359,7 +359,7 @@ def _leave_fake(fill: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def filled(tensor: Tensor, mean: float, std: float, *args: Any, **kwargs: Any) -> Tensor:
         if not isinstance(tensor, FakeTensor):
             return fill(tensor, mean, std, *args, **kwargs)
-        # torch's loop ends when no value is out of bounds, and of fake values nobody knows that
+        # torch's loop ends when no value is out of bounds, which is unknown of fake values
         with torch.no_grad():
             return tensor.normal_(mean, std, generator=kwargs.get("generator"))
 

@@ -131,7 +131,7 @@ class Sequenced(NamedTuple):
     makes: tuple[CachedResult, ...]
 
     def __call__(self, mode: FakeTensorMode, given: Sequence[FakeTensor], before: int) -> Any:
-        """CachedResult its parts, and return them."""
+        """Make its parts, and return them."""
         return self.kind([make(mode, given, before) for make in self.makes])
 
 
@@ -156,7 +156,7 @@ class NewTensor(NamedTuple):
         return cls(*layout, source, first, _attributes(leaf))
 
     def __call__(self, mode: FakeTensorMode, given: Sequence[FakeTensor], before: int) -> FakeTensor:
-        """CachedResult a tensor of a mode."""
+        """Make a tensor of a mode."""
         with _internals._DisableTorchDispatch():
             # a FakeTensor is made of a meta tensor that is none itself
             if self.source is None:

@@ -96,7 +96,7 @@ def _is_fusable(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool, scale: float) -> Tensor:
-    """Run the flash kernel; pad a width that is no multiple of 8 with zeros, and cut the output."""
+    """Run the flash kernel; pad a width that is not a multiple of 8 with zeros, and cut the output."""
     width = q.shape[-1]
     # torch pads the last dimension to multiples of 8 before it calls the kernel (attention.cpp, pad_last_dim)
     if width % 8:

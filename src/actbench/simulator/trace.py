@@ -80,8 +80,8 @@ class Trace:
         state_bytes: Optimizer state that exists while the passes run, though they were simulated without it.
         cyclic_bytes: Bytes that the optimizer's step needs beyond its events.
         micro_batches: How many micro-batches the step has.
-        more_seconds: Time of the step beyond that of so many micro-batches like this one; below 0, as the first one has
-            no gradients to add to.
+        more_seconds: Time of the step beyond that of so many micro-batches like this one; below 0 where the first of
+            several has no gradients to add to.
         expandable: Whether the segments of CUDA's allocator grow.
     """
 

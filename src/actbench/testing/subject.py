@@ -88,8 +88,8 @@ class Subject:
         """
         for make in NETWORKS:
             with suppress(NothingToConvertError):
-                changed = self.scheme.apply(_small(make))
-                return _small(make), changed, _small_batch(changed)
+                changed, plain = self.scheme.apply(_small(make)), _small(make)
+                return plain, changed, _small_batch(plain)
         return self.plain(), self.changed(), self.batch
 
 

@@ -61,9 +61,9 @@ def load_workload(case: Case) -> Workload:
         if case.target_length is not None and name.kind in _WITHOUT_DECODER:
             raise ModelError(f"--target-length: {case.model} {_WITHOUT_DECODER[name.kind]}; leave it out")
         if case.packed is not None and name.kind in (*_WITHOUT_DECODER, "plugin"):
-            raise ModelError(f"--packed: {case.model} is no causal language model of Hugging Face; leave it out")
+            raise ModelError(f"--packed: {case.model} is not a causal language model of Hugging Face; leave it out")
         if case.generate is not None and name.kind in (*_WITHOUT_DECODER, "plugin"):
-            raise ModelError(f"--generate: {case.model} is no causal language model of Hugging Face; leave it out")
+            raise ModelError(f"--generate: {case.model} is not a causal language model of Hugging Face; leave it out")
         if name.kind == "torchvision":
             from actbench.workload import densevision, torchvision
 

@@ -182,7 +182,7 @@ def _named(name: str, config: Any, source: Source) -> Choice:
             f"{place}, a class that transformers {transformers.__version__} lacks{code}; {_advice(config)}"
         )
     if not isinstance(config, cls.config_class or ()):
-        raise ModelError(f"{place}, which is no class for its model_type, {config.model_type!r}; {_advice(config)}")
+        raise ModelError(f"{place}, which is not a class for its model_type, {config.model_type!r}; {_advice(config)}")
     base = getattr(transformers.AutoModel, "_model_mapping", {}).get(type(config), ())
     if cls in (base if isinstance(base, tuple) else (base,)):
         raise ModelError(f"{place}, which has no head and so no loss to train by; {_advice(config)}")

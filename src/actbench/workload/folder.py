@@ -95,7 +95,7 @@ def download(repository: str, *, weights: bool, code: bool = False) -> Path:
     from huggingface_hub import constants, errors, snapshot_download
 
     if offline():
-        raise ModelError(f"{repository} is not in the cache, and HF_HUB_OFFLINE forbids to look further")
+        raise ModelError(f"{repository} is not in the cache, and HF_HUB_OFFLINE forbids looking further")
     if not reachable(constants.ENDPOINT):
         raise ModelError(
             f"{repository} is not in the cache, and {constants.ENDPOINT} did not answer within {PROBE_SECONDS:g} s "
@@ -139,7 +139,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Read ``config.json``; a ModelError if it is missing, unreadable, or no object with a ``model_type``."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ModelError(f"{folder} holds no config.json, so it is no model folder as save_pretrained writes it")
+        raise ModelError(f"{folder} holds no config.json, so it is not a model folder as save_pretrained writes it")
     config = _read_json(path)
     if not isinstance(config.get("model_type"), str):
         raise ModelError(f"{path} has no model_type: it is not the config of a transformers model")

@@ -188,7 +188,7 @@ def _value(text: str) -> Any:
         value = int(text[:20]) if _DIGITS.fullmatch(text) else text  # Python limits the digits of an int
     # written so that NaN, which json reads, is refused too
     if isinstance(value, int | float) and not abs(value) < COUNT_LIMIT:
-        raise ModelError(f"model settings: {text} is no number that 64 bits count")
+        raise ModelError(f"model settings: {text} is not a number that 64 bits count")
     return value
 
 

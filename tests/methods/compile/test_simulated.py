@@ -122,8 +122,8 @@ def test_blocks_are_compiled_once_and_keep_what_the_allocator_says() -> None:
     assert found.peak_bytes < wanted.peak_bytes  # the kernels of groups have no temporaries between their operators
     bound = [forward for block in module if (forward := CompiledForward.of(block)) is not None]
     assert [forward.graphs for forward in bound] == [1, 1, 1]
-    assert {id(forward.alike) for forward in bound} == {id(bound[0].alike)}
-    assert len(bound[0].alike) == 2  # nobody asks for the gradient of what goes into the first
+    assert {id(forward.shared_code) for forward in bound} == {id(bound[0].shared_code)}
+    assert len(bound[0].shared_code) == 2  # nobody asks for the gradient of what goes into the first
 
 
 @pytest.mark.slow

@@ -116,7 +116,7 @@ def test_what_cannot_be_written_is_known_beforehand(tmp_path: Path) -> None:
 
     with pytest.raises(StoreError, match="is a folder: name a file in it"):
         check_writable(tmp_path)
-    with pytest.raises(StoreError, match="is no folder"):
+    with pytest.raises(StoreError, match="is not a folder"):
         check_writable(file / "table.md")
     check_writable(file)
     check_writable(tmp_path / "new" / "table.md")

@@ -42,8 +42,8 @@ def pipe(path: Path) -> None:
 
 
 WRONG = {
-    "a pipe": (pipe, "the recipe cannot be read: it is no regular file"),
-    "a device": (lambda path: path.symlink_to("/dev/zero"), "the recipe cannot be read: it is no regular file"),
+    "a pipe": (pipe, "the recipe cannot be read: it is not a regular file"),
+    "a device": (lambda path: path.symlink_to("/dev/zero"), "the recipe cannot be read: it is not a regular file"),
     "a folder": (Path.mkdir, "the recipe cannot be read: Is a directory"),
     "too large": (lambda path: path.write_bytes(b"#" * (2 << 20)), "the recipe cannot be read: it has more than"),
     "nested": (lambda path: path.write_text("a = " + "[" * 50_000), "not valid TOML: it is nested too deeply"),

@@ -14,7 +14,7 @@ BAD = {
     "no title": (RECIPE.replace("title", "# title"), "title: is missing"),
     "empty title": (RECIPE.replace("What does each scheme save?", ""), "title: '' must "),
     "no workload": ('title = "?"', "section [workload] is missing: write it as "),
-    "workload is no table": ('title = "?"\nworkload = 3', "workload: 3 is not a table"),
+    "workload is not a table": ('title = "?"\nworkload = 3', "workload: 3 is not a table"),
     "no model": (RECIPE.replace("model", "# model"), "workload.model: is missing"),
     "model of another type": (RECIPE.replace('"tiny"', "3"), "workload.model: 3 must "),
     "empty list": (RECIPE.replace('"tiny"', "[]"), "workload.model: is empty: write at least one value"),

@@ -44,7 +44,7 @@ def test_presets_and_files_of_the_nodes_do_not_travel(folder: Path) -> None:
     [
         ("../above.py", b"", "outside of the current folder"),
         ("large.py", b"#" * (2**20 + 1), "more than 1.00 MiB"),
-        ("broken.py", b"\xff\xfe", "is no text"),
+        ("broken.py", b"\xff\xfe", "is not text"),
     ],
 )
 def test_a_file_that_cannot_travel_is_named(folder: Path, name: str, content: bytes, naming: str) -> None:

@@ -168,7 +168,7 @@ def test_a_converted_model_is_replaced_only_by_force(folder: Path):
 
 
 def test_what_is_no_converted_folder_is_refused(tmp_path: Path):
-    with pytest.raises(ModelError, match="is no folder"):
+    with pytest.raises(ModelError, match="is not a folder"):
         load_converted(tmp_path / "nowhere")
     with pytest.raises(ModelError, match=r"holds no actbench\.json"):
         load_converted(tmp_path)

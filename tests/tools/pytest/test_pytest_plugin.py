@@ -269,7 +269,7 @@ def test_step(width):
     [
         (("--gpu-memory-fail-on-increase", "2%"), "name the peaks to compare with by --gpu-memory-baseline FILE"),
         (("--gpu-memory-baseline", "x", "--gpu-memory-fail-on-increase", "2"), "write a share of the peak, such as 2%"),
-        (("--gpu-memory-baseline", "wrong.json"), "--gpu-memory-baseline *wrong.json: this is no file of peaks"),
+        (("--gpu-memory-baseline", "wrong.json"), "--gpu-memory-baseline *wrong.json: this is not a file of peaks"),
         (("--gpu-memory-baseline", "."), "*is a folder*"),
     ],
 )

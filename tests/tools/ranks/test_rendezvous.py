@@ -19,7 +19,7 @@ def test_processes_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch, s
 
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        pytest.raises(MeasurementError, match="of 3 launched processes number 1, 2 did not come"),
+        pytest.raises(MeasurementError, match="of 3 launched processes, number 1, 2 did not connect"),
     ):
         rendezvous._gather(listener, b"", 3, [])
 

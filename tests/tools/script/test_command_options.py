@@ -95,7 +95,7 @@ def test_options_stand_before_the_dashes_that_end_them(cli: Any, train: Path) ->
         (["--", "python", "train.py"], "python: leave this word out, since actbench starts Python itself"),
         (["/usr/bin/python3.12", "train.py"], "python3.12: leave this word out"),
         (["package"], "package is a folder: name the script in it"),
-        (["notes.txt"], "notes.txt is no Python script"),
+        (["notes.txt"], "notes.txt is not a Python script"),
         (["broken.py"], "broken.py:2: SyntaxError: expected ':'\n    for x in y\n              ^"),
         (["zero.py"], "zero.py"),
         (["-m", "package.nothing"], "-m package.nothing: there is no module of this name"),

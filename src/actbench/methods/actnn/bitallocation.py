@@ -23,8 +23,8 @@ class BitAllocation:
 
     Every ``interval`` steps the sites are watched for one step. What they saw is copied to the host in one tensor, and
     the first later step that finds the copy finished sets the bits: no step waits for the device, except inside
-    :func:`waiting`. Until then all sites have the average. If the gradients of a watched step overflow, the next step
-    is watched too. A step is a forward pass of the model in training; each micro-batch counts as one.
+    :func:`deterministic_bits`. Until then all sites have the average. If the gradients of a watched step overflow, the
+    next step is watched too. A step is a forward pass of the model in training; each micro-batch counts as one.
 
     Args:
         sites: The sites where tensors are packed; more may be added later.
@@ -108,7 +108,7 @@ class _Seen:
     copied: torch.cuda.Event | None
 
     def is_there(self) -> bool:
-        """Return whether the costs can be read; inside :func:`waiting`, wait for them."""
+        """Return whether the costs can be read; inside :func:`deterministic_bits`, wait for them."""
         if self.copied is not None and must_sync():
             self.copied.synchronize()
         return self.copied is None or bool(self.copied.query())  # type: ignore[no-untyped-call]

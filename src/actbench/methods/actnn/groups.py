@@ -120,7 +120,7 @@ class Groups(GroupCodec):
     def unpack(self, parts: Parts, layout: Layout) -> Tensor:
         """Return the decoded tensor; where nothing sees operators, whole bits are decoded at once."""
         codes, words = parts
-        if is_watched() or not type(codes) is type(words) is Tensor:
+        if is_watched() or not type(codes) is type(words) is Tensor or not (codes.is_cpu or codes.is_cuda):
             return super().unpack(parts, layout)
         sizes = codes.numel(), words.numel(), self.group_size
         decode = _decoder(*sizes, layout.shape, layout.order, layout.dtype, codes.is_cuda)

@@ -133,7 +133,7 @@ class KeptResults(Around):
     def ran(self, found: Any) -> None:
         """Release what the block returns, which its caller may change; pack the rest like saved tensors."""
         returned = {_name_of(leaf) for leaf in tree_leaves(found) if isinstance(leaf, Tensor)}
-        # those of checkpointing ended with the first run, so that these are of whoever is around it
+        # those of checkpointing ended with the first run, so that these are of what is around it
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         for index, result in enumerate(self._results):
             if result is not None and returned.intersection(result.names()):

@@ -86,7 +86,7 @@ class Compile(Scheme):
                 f"{self.spec}: {refused[0]} cannot be compiled: {refused[1]}; leave out compile or the other scheme, "
                 "or take fewbit or randomized with compile"
             )
-        # shared_code blocks of one scheme share the code of their graphs
+        # equal blocks of one scheme share the code of their graphs
         earlier = (part.acts for part in setup.parts if part.spec == self.spec)
         shared_code = next((bound.shared_code for bound in earlier if isinstance(bound, CompiledForward)), None)
         bound = CompiledForward(module, self.budget, self._backend(module), self.fullgraph, shared_code)

@@ -113,7 +113,7 @@ def _takes_one(forward: Callable[..., Any]) -> bool:
 
 def _of_shell(kind: type[Any], forward: Callable[..., Any], attributes: dict[str, Any]) -> Numbers | None:
     try:
-        # without the constructor of its class, whose arguments nobody knows
+        # without the constructor of its class, whose arguments are unknown
         shell = nn.Module.__new__(kind)
         nn.Module.__init__(shell)
     except Exception:  # the class is not ours
@@ -127,7 +127,7 @@ def _of_shell(kind: type[Any], forward: Callable[..., Any], attributes: dict[str
 
 
 def numbers(function: Callable[[Tensor], Any]) -> Numbers | None:
-    """Return what a function of a tensor gives on the CPU; None if it is not elementwise, or nobody can know.
+    """Return what a function of a tensor gives on the CPU; None if it is not elementwise, or cannot be known to be.
 
     The states of Python's and NumPy's random numbers stay as they are; torch's are not touched.
     """
@@ -139,7 +139,7 @@ def numbers(function: Callable[[Tensor], Any]) -> Numbers | None:
             # in another order and in four dimensions: what is elementwise gives the same numbers
             other = _run(function, x.flip(0).reshape(2, -1, 2, 2).transpose(1, 3))
         drew = random.getstate() != known[0] or str(np.random.get_state(legacy=False)) != str(known[1])
-    except Exception:  # the code is not ours: whatever fails on numbers is no function of each element
+    except Exception:  # the code is not ours: whatever fails on numbers is not a function of each element
         return None
     finally:
         random.setstate(known[0])

@@ -118,7 +118,7 @@ def solve(
     end = _UNIFORM_END if weight == "uniform" else _NORMAL_END * scale
     low, high = domain or (-end, end)
     if not low < high or not math.isfinite(high - low):
-        raise UsageError(f"the domain {low:g} to {high:g} is no interval: write its lower end first")
+        raise UsageError(f"the domain {low:g} to {high:g} is not an interval: write its lower end first")
     if not _NARROWEST <= high - low <= _WIDEST or high - low < _SHARE * max(abs(low), abs(high)):
         raise UsageError(f"the domain {low:g} to {high:g} is too wide or too narrow to compute with in 64 bits")
     fold = target.even and low == -high

@@ -49,7 +49,7 @@ class Int4Groups(Encoding):
 
     Papers: Frantar et al., "GPTQ", arXiv 2210.17323; Lin et al., "AWQ", arXiv 2306.00978. The parts have the shapes and
     types of their checkpoints: codes, eight an int32; zeros, eight an int32; float16 scales; and, for GPTQ, the
-    group of each input. A matrix whose width is no multiple of the group has one group for each output.
+    group of each input. A matrix whose width is not a multiple of the group has one group for each output.
     Not reproduced: what their calibration does to the codes. Weights are rounded to the nearest.
 
     Attributes:
@@ -70,7 +70,7 @@ class Int4Groups(Encoding):
         The last, the group of each input, only with ``order``.
 
         Raises:
-            ValueError: A width is no multiple of 8.
+            ValueError: A width is not a multiple of 8.
         """
         outputs, inputs = x.shape
         if outputs % 8 or inputs % 8:

@@ -223,7 +223,7 @@ def _run_on(layer: nn.Module, values: dict[str, Tensor], x: Tensor) -> Tensor | 
     """Return what a layer without its hooks computes with these parameters, or None if that is no tensor like x."""
     try:
         found = functional_call(without_hooks(layer), values, (x,))
-    except Exception:  # the class is not ours: if it fails, it is no plain norm
+    except Exception:  # the class is not ours: if it fails, it is not a plain norm
         return None
     return found if isinstance(found, Tensor) and found.shape == x.shape else None
 

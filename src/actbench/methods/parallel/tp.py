@@ -76,7 +76,7 @@ class TensorParallel(OverProcesses):
         vocabulary = vocabulary_of(module, self.ranks)
         sites = tuple(self._sites(module, plan, vocabulary))
         left = tuple(Unreached(path=path, kind="vocabulary", reason=why) for path, why in vocabulary.why_not.items())
-        # processes that share layers round what all of them hold alike; others draw numbers of their own
+        # processes that share layers round equally what all of them hold; others draw numbers of their own
         draw_as(rank_along(setup.processes.mesh, DATA))
         share_layers(module, plan, ranks, of_sequence=self.sequence)
         share(vocabulary, ranks)

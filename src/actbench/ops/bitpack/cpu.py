@@ -27,7 +27,7 @@ def unpack_codes(codes: Tensor, packed: Tensor, bits: int, count: int) -> None:
 
 @inlined
 def pack(words: np.ndarray, bits: int, packed: np.ndarray) -> None:
-    """Write codes as a stream that fills ``packed``; if its size is no multiple of ``bits``, the last word is cut.
+    """Write codes as a stream that fills ``packed``; if its size is not a multiple of ``bits``, the last word is cut.
 
     ``words`` are uint64 with eight codes below ``2**bits`` in each, as many as fit ``packed``; they are compacted in
     place.

@@ -35,7 +35,7 @@ def check_answers(address: str, variables: Mapping[str, str] = os.environ) -> No
     try:
         parts = urlsplit(f"//{place.removeprefix('ray://')}")
         host, port = parts.hostname, parts.port or (_CLIENT_PORT if is_client else None)
-    except ValueError:  # a port that is no number
+    except ValueError:  # a port that is not a number
         return
     if not host or port is None:
         return

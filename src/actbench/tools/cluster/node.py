@@ -246,4 +246,4 @@ def _text(name: str) -> str:
     except OSError as error:
         raise UsageError(f"--cluster: {name} cannot be sent to the nodes: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise UsageError(f"--cluster: {name} is no text ({error.reason}), and is not sent to the nodes") from None
+        raise UsageError(f"--cluster: {name} is not text ({error.reason}), and is not sent to the nodes") from None

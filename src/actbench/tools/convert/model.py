@@ -120,7 +120,7 @@ def convert(
         The converted model: ``model`` itself, unless the scheme replaces the whole of it.
 
     Raises:
-        ArgumentError: ``model`` is no module, or ``scheme`` no scheme; it is a TypeError too.
+        ArgumentError: ``model`` is not a module, or ``scheme`` no scheme; it is a TypeError too.
         SpecError: The specification is wrong.
         ModelError: A layer of the model waits for its first batch to know its shape.
         ConversionError: The model was converted before or is in ``nn.DataParallel``, nothing in it can be converted, or

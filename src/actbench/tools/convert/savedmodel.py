@@ -144,7 +144,7 @@ def read(folder: Path) -> SavedModel:
     """
     path = folder / FILE_NAME
     if not os.path.isdir(folder):
-        raise ModelError(f"{folder} is no folder; give the folder that 'actbench convert' wrote")
+        raise ModelError(f"{folder} is not a folder; give the folder that 'actbench convert' wrote")
     if not path.is_file():
         raise ModelError(f"{folder} holds no {FILE_NAME}; give a folder that 'actbench convert' wrote")
     data = _parse(path)

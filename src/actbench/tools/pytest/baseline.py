@@ -88,7 +88,7 @@ def read(path: Path) -> Mapping[str, Reading]:
     except ValidationError as error:
         why = "; ".join(explain(error, {}, {"": Baseline}))
         raise StoreError(
-            f"--gpu-memory-baseline {path}: this is no file of peaks ({why}): name another, or remove it"
+            f"--gpu-memory-baseline {path}: this is not a file of peaks ({why}): name another, or remove it"
         ) from None
 
 

@@ -43,7 +43,7 @@ class Meeting(Data):
 
 
 def address(environment: Mapping[str, str]) -> Address:
-    """Return where the launched processes meet, here if mpirun does not say; a UsageError if the port is no number."""
+    """Return where the launched processes meet, here if mpirun does not say; a UsageError for a port of other text."""
     port = count(environment, "MASTER_PORT") if environment.get("MASTER_PORT") else 29500
     return Address(
         environment.get("MASTER_ADDR") or "127.0.0.1",

@@ -109,7 +109,7 @@ def _gather(listener: socket.socket, token: bytes, size: int, links: list[Link])
         except (TimeoutError, BlockingIOError):  # the latter where no time at all is left
             missing = sorted({*range(1, size)} - {link.hello.rank for link in links})
             raise MeasurementError(
-                f"of {size} launched processes number {', '.join(map(str, missing))} did not come"
+                f"of {size} launched processes, number {', '.join(map(str, missing))} did not connect"
             ) from None
         frames = Frames(connection, token)
         hello = _hello(frames)

@@ -70,7 +70,7 @@ def check_script(script: Script, usage: str = _AFTER_OPTIONS) -> None:
     if not file.endswith(".py"):
         if script.is_module:
             return  # a module that was compiled before
-        raise UsageError(f"{target} is no Python script: name a file that ends in .py, or a module by -m")
+        raise UsageError(f"{target} is not a Python script: name a file that ends in .py, or a module by -m")
     _parse(file, f"-m {target}" if script.is_module else target)
 
 
@@ -108,7 +108,7 @@ def with_options(
     end = len(typed) - len(script.arguments)
     begin = end - (2 if typed[end - 2] in ("-m", "--module") else 1)
     front, moved = typed[:begin], moved or {}
-    if front[-1] == "--":  # what comes after it is no option
+    if front[-1] == "--":  # what comes after it is not an option
         front = front[:-1]
     gone = {place + step for place, words in moved.items() for step in range(len(words) or 1)}
     behind = [text for place, text in enumerate(script.arguments) if place not in gone]

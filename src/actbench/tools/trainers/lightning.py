@@ -74,7 +74,7 @@ class ActbenchCallback(SchemeCallback, Callback):
         """Convert the module, and restore the scheme's state from the checkpoint.
 
         Raises:
-            UsageError: There is no module of that path, or the checkpoint is of another scheme or model.
+            UsageError: There is not a module of that path, or the checkpoint is of another scheme or model.
             ConversionError: The scheme cannot be applied to the module.
         """
         if getattr(pl_module, "_compiler_ctx", None) is not None:

@@ -70,7 +70,7 @@ def train(make_optimizer: MakeOptimizer, seed: int, steps: int = STEPS) -> Itera
 
 @pytest.fixture
 def losses() -> Callable[..., list[float]]:
-    """Give a function that trains and returns the losses up to one that is no number."""
+    """Give a function that trains and returns the losses up to one that is not a number."""
 
     def run(make_optimizer: MakeOptimizer, seed: int = 0, steps: int = STEPS) -> list[float]:
         found = []

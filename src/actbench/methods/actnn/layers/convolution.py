@@ -46,7 +46,7 @@ class Convolution(torch.autograd.Function):
         if layer.site.watched:
             layer.site.inside = geometry.share_inside(x.shape[-len(geometry.stride) :], weight.shape[2:])
         save(ctx, packed, layer, weight, by_row=geometry.has_batch(x))
-        if ctx.dtypes is None:
+        if ctx.dtypes is None and not geometry.pads:  # autocast would pad in float32
             return geometry.forward(x, weight, bias)
         with no_autocast(x):
             found: Any = cast_all((x, weight, bias), (dtype,) * 3)

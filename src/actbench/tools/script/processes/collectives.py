@@ -106,7 +106,7 @@ def _reduced(value: Tensor, op: Any, processes: int) -> Tensor | None:
 def _reduce(tensors: str) -> Fill:
     def fill(given: Named) -> None:
         processes = distributed.get_world_size(given["group"])
-        if processes < 1:  # -1 where this process is no member
+        if processes < 1:  # -1 where this process is not a member
             return
         for tensor in _flat(given[tensors]):
             value = known.value_of(tensor)

@@ -136,5 +136,5 @@ def _rows(file: Path, row_bytes: int) -> Tensor:
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror}; fetch the data set again") from None
     if not len(content) or len(content) % row_bytes:
-        raise UsageError(f"{file} has {len(content)} bytes, no multiple of {row_bytes}: it is no file of CIFAR's")
+        raise UsageError(f"{file} has {len(content)} bytes, no multiple of {row_bytes}: it is not a file of CIFAR's")
     return torch.from_numpy(content).view(-1, row_bytes)

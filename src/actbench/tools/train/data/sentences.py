@@ -33,7 +33,7 @@ class Tokenizer:
         try:
             self._tokenizer: Any = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the library raises nothing narrower
-            raise UsageError(f"{file} is no tokenizer of the library tokenizers: {error}") from None
+            raise UsageError(f"{file} is not a tokenizer of the library tokenizers: {error}") from None
         known = [token for token in _PADDING if self._tokenizer.token_to_id(token) is not None]
         given = self._tokenizer.padding or {}
         token = given.get("pad_token") or (known[0] if known else None)
