@@ -187,7 +187,7 @@ def test_a_tokenizer_is_looked_for_where_the_model_is(tmp_path: Path, monkeypatc
     (folder / "tokenizer.json").write_text(json.dumps({}))
 
     assert sentences.tokenizer_file(TrainingCase(model=str(folder), **usual)) == folder / "tokenizer.json"
-    with pytest.raises(UsageError, match="no tokenizer of the library"):
+    with pytest.raises(UsageError, match="not a tokenizer of the library"):
         sentences.Tokenizer(folder / "tokenizer.json")
     for model in ("tiny-bert", "resnet-cifar"):
         with pytest.raises(UsageError, match="write tokenizer = into the recipe"):
