@@ -108,6 +108,8 @@ class Ddp(_Replicated):
         ranks: How many processes there are.
         bucket_view: Whether gradients are views of the buckets, torch's ``gradient_as_bucket_view=True``. Without it,
             torch's default, gradients are separate tensors, so that there are two copies of them.
+        find_unused: Whether parameters may have no gradient in a step, torch's ``find_unused_parameters=True``. Without
+            it, torch's default, the second step of such a model raises torch's error.
     """
 
     name: ClassVar[str] = "ddp"
@@ -119,11 +121,12 @@ class Ddp(_Replicated):
     )
 
     bucket_view: bool = True
+    find_unused: bool = False
 
     def _replicated(self, module: nn.Module, group: ProcessGroup) -> ReplicatedModel:
         from actbench.methods.parallel.replicated import ReplicatedModel
 
-        return ReplicatedModel(module, group, bucket_view=self.bucket_view)
+        return ReplicatedModel(module, group, bucket_view=self.bucket_view, find_unused=self.find_unused)
 
 
 class Zero1(_Replicated):

@@ -28,14 +28,24 @@ class ReplicatedModel:
     """
 
     def __init__(
-        self, module: nn.Module, group: distributed.ProcessGroup | None = None, *, bucket_view: bool = True
+        self,
+        module: nn.Module,
+        group: distributed.ProcessGroup | None = None,
+        *,
+        bucket_view: bool = True,
+        find_unused: bool = False,
     ) -> None:
         fake = next((parameter for parameter in module.parameters() if isinstance(parameter, FakeTensor)), None)
         with Patches() as patches:
             if fake is not None:
                 reduce_fakes(patches, Works())
                 patches.enter_context(fake.fake_mode)
-            self.forward = DistributedDataParallel(module, process_group=group, gradient_as_bucket_view=bucket_view)
+            self.forward = DistributedDataParallel(
+                module,
+                process_group=group,
+                gradient_as_bucket_view=bucket_view,
+                find_unused_parameters=find_unused,
+            )
             reducer: Any = self.forward.reducer
             if fake is not None:
                 reducer.settle()  # the first step that is simulated is one of many
