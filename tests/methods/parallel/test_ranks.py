@@ -129,6 +129,31 @@ def test_a_copy_keeps_all_and_its_gradients_lie_in_buckets_from_step_to_step(ran
     assert reading.phase_peaks.forward_bytes == alone.phase_peaks.forward_bytes + buckets
 
 
+class Spare(nn.Module):
+    """A block beside a layer that no step uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.spare = uneven(), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.used(x)
+        return found
+
+
+def test_parameters_without_a_gradient_are_allowed_for_if_asked() -> None:
+    def twice(spec: str) -> MemoryReading:
+        meter, step = prepared(Spare(), spec, 5, torch.optim.SGD)
+        meter.memory(step)
+        return meter.memory(step)
+
+    with pytest.raises(RuntimeError, match=r"2 parameters had no gradient .*'spare.weight'"):
+        twice("ddp:2")
+
+    size = FLOAT * sum(parameter.numel() for parameter in Spare().parameters())
+    assert twice("ddp:2,find_unused=true").weights_bytes == size
+
+
 @pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize(
     "reshard", [True, pytest.param(False, marks=pytest.mark.newer_torch("FSDP2 frees buffers of its copies later"))]
