@@ -175,7 +175,12 @@ def messages() -> str:
     for name, kind in classes.items():
         if name in raised:
             text += [f"## {name}", _escaped((kind.__doc__ or "").partition("\n")[0])]
-            text += [_table(("message", "where"), [(_escaped(said), f"`{place}`") for place, said in raised[name]])]
+            text += [
+                _table(
+                    ("message", "where"),
+                    [(_escaped(" ".join(said.split())), f"`{place}`") for place, said in raised[name]],
+                )
+            ]
     return "\n\n".join(text) + "\n"
 
 
@@ -183,9 +188,11 @@ def _message(node: ast.expr, texts: Mapping[str, ast.expr]) -> str:
     """Return the text of a message, with what is filled in as its expression in braces."""
     match node:
         case ast.Constant(value=str(text)):
-            return " ".join(text.split())
+            return text
         case ast.JoinedStr(values=parts):
-            return "".join(part.value if isinstance(part, ast.Constant) else _filled(part) for part in parts)
+            return "".join(_message(part, texts) for part in parts)
+        case ast.FormattedValue(value=found):
+            return f"{{{ast.unparse(found)}}}"
         case ast.BinOp(left=left, right=right, op=ast.Add()):
             return _message(left, texts) + _message(right, texts)
         case ast.Name(id=name) if name in texts:
@@ -193,11 +200,6 @@ def _message(node: ast.expr, texts: Mapping[str, ast.expr]) -> str:
         case ast.Call(func=ast.Attribute(value=template, attr="format")):
             return _message(template, texts)
     return f"{{{ast.unparse(node)}}}"
-
-
-def _filled(part: ast.expr) -> str:
-    value = ast.unparse(part.value) if isinstance(part, ast.FormattedValue) else ast.unparse(part)
-    return f"{{{value}}}"
 
 
 def _escaped(text: str) -> str:
