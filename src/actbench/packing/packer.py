@@ -231,18 +231,18 @@ class SavedTensors:
         if reason is not None:
             return self._left(x, reason)
         codec, layout = (self.codec.at(x, site), Layout.of(x)) if plan is None else (plan.codec, plan.layout)
-        if self.dedup is None or (plan is not None and self._is_alone(plan)):
+        if self._is_alone(plan):
             return self._packed(x, flat_of(x, layout), codec, layout, site)
         return self._shared(x, flat_of(x, layout), codec, layout, site)
 
-    def _is_alone(self, plan: SitePlan) -> bool:
-        """Return whether a site needs no table of shared tensors, as none was looked up in a whole pass."""
-        return self._settled and not plan.shared
+    def _is_alone(self, plan: SitePlan | None) -> bool:
+        """Return whether a site asks no table of shared tensors: there is none, or a whole pass asked for nothing."""
+        return self.dedup is None or (self._settled and plan is not None and not plan.shared)
 
     def _may_be_at_once(self, plan: SitePlan, x: Tensor, site: SiteState) -> bool:
         """Return whether a tensor may be encoded as it lies: neither it nor its ranges are asked for."""
         return (
-            (self.dedup is None or (self._settled and not plan.shared))
+            self._is_alone(plan)
             and not (site.watched or savedtensors.observers)
             and not is_watched()
             and holds_its_values(x)
