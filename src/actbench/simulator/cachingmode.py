@@ -60,9 +60,9 @@ _begun_with: ContextVar[OpCache | None] = ContextVar("_begun_with", default=None
 
 
 @contextmanager
-def starting_from(recipes: OpCache) -> Iterator[None]:
+def starting_from(cache: OpCache) -> Iterator[None]:
     """Start new modes of the block from a cache, to which they add."""
-    token = _begun_with.set(recipes)
+    token = _begun_with.set(cache)
     try:
         yield
     finally:
@@ -158,7 +158,7 @@ class CachingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             products.check_one_type(func, args)
         result = self._run(func, types, args, kwargs, None if key is None else foreach.few(func, args))
         if key is not None and make is _UNSEEN:
-            # an operator such as resize_ leaves its argument in another form, which a recipe does not make
+            # an operator such as resize_ leaves its argument in another form, which a cached result does not make
             changed = func._schema.is_mutable and self._key(func, args, kwargs, []) != key
             self._known[key] = None if changed else cached_result(result, tensors, _before_row(func, args))
         return known.followed(func, args, kwargs, result, tensors)

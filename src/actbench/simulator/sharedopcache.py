@@ -41,7 +41,7 @@ class SharedOpCache:
         """Return the cached results of all processes that simulated a device; none where they cannot be read."""
         known: OpCache = {}
         operators: dict[str, Any] = {}
-        # recipes only save time
+        # cached results only save time
         with suppress(OSError):
             with self._locked(fcntl.LOCK_SH) as length:
                 held = os.pread(self._file, length, _LENGTH.size)
@@ -56,8 +56,8 @@ class SharedOpCache:
         """Add results for later processes, as far as there is space."""
         # without space, or with something among arguments that no other process can have, others look for themselves
         with suppress(OSError, pickle.PicklingError, TypeError, AttributeError):
-            recipes = pickle.dumps([(str(operator), rest, make) for (operator, *rest), make in found.items()])
-            part = _PART.pack(len(device.encode()), len(recipes)) + device.encode() + recipes
+            results = pickle.dumps([(str(operator), rest, make) for (operator, *rest), make in found.items()])
+            part = _PART.pack(len(device.encode()), len(results)) + device.encode() + results
             with self._locked(fcntl.LOCK_EX) as length:
                 # a full disk takes less than all, and says nothing
                 if length + len(part) <= _MOST_BYTES and self._wrote(part, _LENGTH.size + length):

@@ -164,15 +164,15 @@ class CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: DeferredTensor, target: Tensor, how: How) -> Tensor:
         """Return the sum."""
-        recipe: Any = logits.deferred
+        deferred: Any = logits.deferred
         ctx.save_for_backward(target)
-        ctx.recipe, ctx.how = recipe, how
-        source, hidden = recipe.source, recipe.rows()
+        ctx.deferred, ctx.how = deferred, how
+        source, hidden = deferred.source, deferred.rows()
         total = torch.zeros((), dtype=wide(hidden.dtype), device=hidden.device)
         with no_autocast(hidden):
             matrix, offset = source.weight.to(source.dtype), cast(source.bias, source.dtype)
             for x, y in pieces_of(hidden, target, how.pieces):
-                total += loss_of(F.linear(x.to(source.dtype), matrix, offset), y, recipe, how)
+                total += loss_of(F.linear(x.to(source.dtype), matrix, offset), y, deferred, how)
         return total
 
     @staticmethod
@@ -180,14 +180,14 @@ class CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradient of the logits, which is not computed yet."""
         (target,) = ctx.saved_tensors
-        return DeferredTensor.of(gradient_of(ctx, Loss(ctx.recipe, target, ctx.how, gradient))), None, None
+        return DeferredTensor.of(gradient_of(ctx, Loss(ctx.deferred, target, ctx.how, gradient))), None, None
 
 
 def gradient_of(ctx: Any, loss: Loss) -> Slopes:
     """Return the gradient of the logits of a loss; free what its function held, as autograd frees saved tensors."""
     # nothing public tells whether backward() was called with retain_graph=True
     if not torch._C._autograd._get_current_graph_task_keep_graph():
-        ctx.recipe = None
+        ctx.deferred = None
     return Slopes.of(loss.logits, ((loss, ()),))
 
 
@@ -197,9 +197,9 @@ def pieces_of(hidden: Tensor, target: Tensor, pieces: int) -> Iterator[tuple[Ten
     return zip(torch.split(hidden, rows), torch.split(target, rows), strict=True)
 
 
-def loss_of(logits: Tensor, target: Tensor, recipe: DeferredLogits, how: How) -> Tensor:
+def loss_of(logits: Tensor, target: Tensor, deferred: DeferredLogits, how: How) -> Tensor:
     """Return the sum of the cross entropy of a piece, at least in float32."""
-    finished = done(logits, recipe.scaling)
+    finished = done(logits, deferred.scaling)
     finished = finished.to(wide(finished.dtype))
     return F.cross_entropy(
         finished, target, ignore_index=how.ignore_index, reduction="sum", label_smoothing=how.smoothing

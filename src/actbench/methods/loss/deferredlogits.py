@@ -32,8 +32,10 @@ class Step:
         """Return the shape of logits after the step."""
         return before
 
-    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: DeferredLogits) -> bool:
-        """Return whether an operator makes of the gradient of ``recipe``, whose last step this is, that before it."""
+    def is_undone_by(
+        self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], deferred: DeferredLogits
+    ) -> bool:
+        """Return whether an operator makes of the gradient of ``deferred``, whose last step this is, that before it."""
         raise NotImplementedError
 
 
@@ -47,10 +49,12 @@ class Cast(Step):
         """Return the tensor in the type."""
         return x.to(self.dtype)
 
-    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: DeferredLogits) -> bool:
+    def is_undone_by(
+        self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], deferred: DeferredLogits
+    ) -> bool:
         """Return whether an operator casts the gradient back."""
         # whatever the operator is told must agree with this, and it must be told a type
-        wanted = {"dtype": recipe.before.dtype, "layout": torch.strided, "device": recipe.device}
+        wanted = {"dtype": deferred.before.dtype, "layout": torch.strided, "device": deferred.device}
         return func is aten._to_copy.default and wanted == wanted | kwargs and "dtype" in kwargs
 
 
@@ -65,7 +69,9 @@ class _Scale(Step):
         scaled: Tensor = self.operator(x, self.number)
         return scaled
 
-    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: DeferredLogits) -> bool:
+    def is_undone_by(
+        self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], deferred: DeferredLogits
+    ) -> bool:
         return func is self.operator and others == (self.number,) and not kwargs
 
 
@@ -76,8 +82,10 @@ class _Tanh(Step):
     def __call__(self, x: Tensor) -> Tensor:
         return x.tanh()
 
-    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: DeferredLogits) -> bool:
-        return func is aten.tanh_backward.default and getattr(others[0], "deferred", None) is recipe
+    def is_undone_by(
+        self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], deferred: DeferredLogits
+    ) -> bool:
+        return func is aten.tanh_backward.default and getattr(others[0], "deferred", None) is deferred
 
 
 @dataclass(frozen=True)
@@ -94,8 +102,10 @@ class _Reshape(Step):
     def shape(self, before: tuple[int, ...]) -> tuple[int, ...]:
         return *self.leading, before[-1]
 
-    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: DeferredLogits) -> bool:
-        return func in _VIEWS and (*others[0],) == recipe.before.shape
+    def is_undone_by(
+        self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], deferred: DeferredLogits
+    ) -> bool:
+        return func in _VIEWS and (*others[0],) == deferred.before.shape
 
 
 @dataclass(frozen=True)
@@ -113,10 +123,12 @@ class _Slice(Step):
     def shape(self, before: tuple[int, ...]) -> tuple[int, ...]:
         return *before[: self.dim], len(range(*self.cut.indices(before[self.dim]))), *before[self.dim + 1 :]
 
-    def is_undone_by(self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], recipe: DeferredLogits) -> bool:
-        if func is not aten.slice_backward.default or (*others[0],) != recipe.before.shape:
+    def is_undone_by(
+        self, func: Any, others: tuple[Any, ...], kwargs: dict[str, Any], deferred: DeferredLogits
+    ) -> bool:
+        if func is not aten.slice_backward.default or (*others[0],) != deferred.before.shape:
             return False
-        size = recipe.before.shape[self.dim]
+        size = deferred.before.shape[self.dim]
         # indices() makes an open end, which torch writes as the largest int64, equal to the size
         return others[1] == self.dim and slice(*others[2:]).indices(size) == self.cut.indices(size)
 

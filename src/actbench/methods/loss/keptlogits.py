@@ -25,16 +25,16 @@ class KeptLogits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: DeferredTensor, target: Tensor, how: How) -> Tensor:
         """Return the sum."""
-        recipe: Any = logits.deferred
-        source, hidden = recipe.source, recipe.rows()
+        deferred: Any = logits.deferred
+        source, hidden = deferred.source, deferred.rows()
         total, kept = torch.zeros((), dtype=wide(hidden.dtype), device=hidden.device), list[Tensor]()
         with no_autocast(hidden):
             matrix, offset = source.weight.to(source.dtype), cast(source.bias, source.dtype)
             for x, y in pieces_of(hidden, target, how.pieces):
                 kept.append(F.linear(x.to(source.dtype), matrix, offset))
-                total += loss_of(kept[-1], y, recipe, how)
+                total += loss_of(kept[-1], y, deferred, how)
         ctx.save_for_backward(target, *(kept if logits.requires_grad else ()))
-        ctx.recipe, ctx.how = recipe, how
+        ctx.deferred, ctx.how = deferred, how
         return total
 
     @staticmethod
@@ -44,7 +44,7 @@ class KeptLogits(torch.autograd.Function):
         target, *kept = ctx.saved_tensors
         # nothing public tells whether backward() was called with retain_graph=True
         again = torch._C._autograd._get_current_graph_task_keep_graph()
-        loss = _KeptLoss(ctx.recipe, target, ctx.how, gradient, dict(enumerate(kept)), again)
+        loss = _KeptLoss(ctx.deferred, target, ctx.how, gradient, dict(enumerate(kept)), again)
         return DeferredTensor.of(gradient_of(ctx, loss)), None, None
 
 

@@ -47,14 +47,14 @@ class LigerCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: DeferredTensor, target: Tensor, how: How) -> Tensor:
         """Return the sum, float32; raise a ConversionError if logits are changed between the layer and the loss."""
-        recipe: Any = logits.deferred
-        if not all(isinstance(step, Cast) for step in recipe.scaling):
+        deferred: Any = logits.deferred
+        if not all(isinstance(step, Cast) for step in deferred.scaling):
             raise ConversionError(
                 "chunked_loss:liger: the model scales or caps its logits, which Liger's kernels do not do here; "
                 "take chunked_loss without liger"
             )
-        source = recipe.source
-        given = recipe.rows(), source.weight, source.bias
+        source = deferred.source
+        given = deferred.rows(), source.weight, source.bias
         trained = (source.hidden, *given[1:])
         needs = [logits.requires_grad and each is not None and each.requires_grad for each in trained]
         with no_autocast(target):
@@ -63,7 +63,7 @@ class LigerCrossEntropy(torch.autograd.Function):
             total: Tensor
             total, found = fused(x, w, b, target, how, needs)
         ctx.save_for_backward(target, *found)
-        ctx.recipe, ctx.how = recipe, how
+        ctx.deferred, ctx.how = deferred, how
         return total
 
     @staticmethod
@@ -73,7 +73,7 @@ class LigerCrossEntropy(torch.autograd.Function):
         target, *found = ctx.saved_tensors
         # nothing public tells whether backward() was called with retain_graph=True
         again = torch._C._autograd._get_current_graph_task_keep_graph()
-        loss = _LigerLoss(ctx.recipe, target, ctx.how, gradient, found, again)
+        loss = _LigerLoss(ctx.deferred, target, ctx.how, gradient, found, again)
         return DeferredTensor.of(gradient_of(ctx, loss)), None, None
 
 
