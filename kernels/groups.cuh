@@ -112,3 +112,38 @@ struct Scaled {
         span = difference(high, offset);
     }
 };
+
+constexpr unsigned kWhole = 0x4B000000;  // 2^23 as a float
+
+// Eight codes to values: code * step and the offset are two roundings. A code that ends below bit 23 is masked where it
+// lies in its half: under the exponent of 2^23 it counts 2^shift times, and the step as much less, without rounding.
+template <int kBits>
+struct Steps {
+    static constexpr int kInPlace = kBits == 0 || kBits == 8 ? 0 : 23 / kBits < 4 ? 23 / kBits : 4;
+    float steps[4], ground[4];  // what 2^23 itself counts, to be taken away
+
+    unsigned exponent;
+
+    // `nothing` is 0, but the compiler must not know it: else it fills a register anew for each mask.
+    __device__ __forceinline__ Steps(const Scaled& scaled, int bits, unsigned nothing) {
+        exponent = kWhole | nothing;
+        const float step = quotient(scaled.span, float((1u << bits) - 1));
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            steps[i] = i < kInPlace ? product(step, 1.0f / float(1u << (i * bits))) : step;
+            ground[i] = product(steps[i], -8388608.0f);
+        }
+    }
+    __device__ __forceinline__ void values(const unsigned (&halves)[2], int bits, float offset, float (&values)[8]) const {
+        const unsigned most = (1u << bits) - 1;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const unsigned half = halves[i / 4];
+            const int shift = i % 4 * bits;
+            const unsigned code = i % 4 < kInPlace ? (half & most << shift) | exponent
+                                  : kBits == 8     ? __byte_perm(half, kWhole, 0x7540 | i % 4)
+                                                   : (half >> shift & most) | exponent;
+            values[i] = sum(fused(__uint_as_float(code), steps[i % 4], ground[i % 4]), offset);
+        }
+    }
+};

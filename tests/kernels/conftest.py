@@ -31,6 +31,12 @@ MACROS = {
     "sketch": {"SCALAR": rawkernel.SCALARS.values()},
     "groupquant": {"SCALAR": rawkernel.SCALARS.values(), "BITS": (1, 2, 3, 5, 8), "LANES": (1, 4, 8, 32)},
     "groupquantrows": {"SCALAR": rawkernel.SCALARS.values(), "LANES": (1, 4, 8, 32)},
+    "batchnorm": [
+        {"SCALAR": scalar, "BITS": bits, "GROUP": group, "VECTOR": vector}
+        for scalar in rawkernel.SCALARS.values()
+        for bits, group in ((1, 256), (2, 32), (2, 256), (3, 96), (4, 256), (5, 1024), (8, 32), (8, 256))
+        for vector in (1, 4, 8)
+    ],
     "smaq": [{"SCALAR": scalar, **form} for scalar, form in product(rawkernel.SCALARS.values(), FORMATS)],
     "smaqstep": [{"SCALAR": scalar, **form} for scalar, form in product(rawkernel.SCALARS.values(), FORMATS[:3])],
     "probe": {},

@@ -29,6 +29,10 @@ MACROS = {
         for bits, lanes in [*product(range(1, 9), (8,)), *product((3,), (1, 2, 4, 16, 32))]
     ],
     "groupquantrows": [{"SCALAR": scalar, "LANES": lanes} for scalar, lanes in product(SCALARS, (1, 2, 4, 8, 16, 32))],
+    "batchnorm": [
+        {"SCALAR": scalar, "BITS": bits, "GROUP": 256, "VECTOR": vector}
+        for scalar, bits, vector in product(SCALARS, (2, 3, 4, 8), (8, 4, 1))
+    ],
     "smaq": [{"SCALAR": scalar, **form} for scalar, form in product(SCALARS, (USUAL, *FORMATS))],
     "smaqstep": [{"SCALAR": scalar, **form} for scalar, form in product(SCALARS, (USUAL, FORMATS[0]))],
 }
@@ -40,6 +44,7 @@ KERNELS = {
     "sketch": {"sketch_rademacher", "sketch_gaussian", "sketch_halves"},
     "groupquant": {"groupquant_encode", "groupquant_decode"},
     "groupquantrows": {"groupquant_encode_rows", "groupquant_decode_rows", "groupquant_words"},
+    "batchnorm": {"batchnorm_sums", "batchnorm_totals", "batchnorm_gradient"},
     "smaq": {"smaq_encode", "smaq_decode"},
     "smaqstep": {"smaqstep_adam", "smaqstep_sgd"},
 }
@@ -47,7 +52,7 @@ KERNELS = {
 # quantization holds 32 elements a lane: 4 blocks, with 4 kilobytes on their way to each warp, and 3 for rows of bits of
 # their own. SmaQ holds 32 elements and their keys a lane: 2 blocks. A step of an optimizer holds another 32: 2 blocks,
 # and before sm_90, whose packed instructions need fewer registers, or with more than one high bit of an outlier, 1.
-MOST_REGISTERS = {"activate": 48, "groupquant": 64, "groupquantrows": 80, "smaq": 128, "smaqstep": 128}
+MOST_REGISTERS = {"activate": 48, "batchnorm": 48, "groupquant": 64, "groupquantrows": 80, "smaq": 128, "smaqstep": 128}
 MOST_REGISTERS_OF_OTHERS = 40
 MOST_REGISTERS_OF_FOUR_BITS = {"activate": 56}  # 4 blocks: a search holds 15 bounds
 MOST_REGISTERS_OF_TURING = {"smaq": 128}

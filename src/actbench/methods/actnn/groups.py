@@ -128,6 +128,10 @@ class Groups(GroupCodec):
             return super().unpack(parts, layout)
         return decode(codes, words) if layout.order is None else layout.laid_out(decode(codes, words))
 
+    def whole_bits(self, parts: Parts, layout: Layout) -> int | None:
+        """Return the bits of each code, if all have as many and lie in groups that are cut without regard to rows."""
+        return _whole_bits(parts[0].numel(), parts[1].numel(), self.group_size, layout.elements)
+
     def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
         """Return the parts of a tensor."""
         parts = self.encode(flat, layout)
@@ -211,12 +215,17 @@ def _decoder(
     a layout one by one, which are hashed and compared faster.
     """
     count = shape.numel()
-    width = size * 8 // count if count else 0
-    if not width or size != bitpack.packed_bytes(count, width) or words != -(-count // group_size):
-        return None
-    if dtype is torch.float64:  # for which there is no kernel
+    width = _whole_bits(size, words, group_size, count)
+    if width is None or dtype is torch.float64:  # for which there is no kernel
         return None
     return groupquant.decoder(shape if order is None else (count,), dtype, width, group_size, on_cuda)
+
+
+def _whole_bits(size: int, words: int, group_size: int, count: int) -> int | None:
+    """Return how many bits each of ``count`` elements has in codes of so many bytes; None if that is no number."""
+    width = size * 8 // count if count else 0
+    is_whole = width and size == bitpack.packed_bytes(count, width) and words == -(-count // group_size)
+    return width if is_whole else None
 
 
 def _narrow(codes: Tensor, count: int, width: int) -> Tensor:

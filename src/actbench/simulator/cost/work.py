@@ -38,9 +38,10 @@ _READ_AGAIN: dict[str, int] = {
     "native_group_norm": 0,
     "native_group_norm_backward": 1,
     "convolution_backward": 0,
+    "batchnorm_backward": 2,
 }
-"""Operators of two kernels that both read one of their arguments (batch norm: for the moments, then for the result), up
-to its place among the arguments."""
+"""Operators of two kernels that both read some of their arguments (batch norm: for the moments, then for the result), up
+to this place among the arguments."""
 
 
 _LIKE = frozenset(
@@ -268,10 +269,10 @@ def _moved(func: Any, name: str, args: tuple[Any, ...], tensors: list[Tensor], r
     """Return the bytes read and written; what is changed in place is both."""
     if name == "all_gather_copy_in":  # the rest of the buffer is for others to write
         return 2 * sum(map(_bytes, args[0]))
-    total = sum(map(_bytes, tensors)) + sum(_bytes(leaf) for leaf in tree_leaves(result) if isinstance(leaf, Tensor))
-    # operators on lists that work in place return nothing, so what they write is read off their schema
-    if result is None or (isinstance(result, list | tuple) and not result):
-        total += sum(map(_bytes, written(func, args)))
+    results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+    total = sum(map(_bytes, tensors)) + sum(map(_bytes, results))
+    # what operators on lists change in place they do not return, nor one that also makes something of it, as a mask
+    total += sum(_bytes(each) for each in written(func, args) if not any(each is result for result in results))
     if name in ("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_"):
         total -= _bytes(args[0])  # it is written, and not read
     if name in ("embedding", "gather", "index", "index_select"):

@@ -4,8 +4,10 @@ With xhat = (x - mean) * invstd over M values of a channel, and y = weight * xha
 
     dx = weight * invstd * (dy - sum(dy) / M - xhat * sum(dy * xhat) / M)
 
-(Ioffe and Szegedy 2015, arXiv 1502.03167, section 3). The two sums run over the whole batch, so each piece is decoded
-twice: once for the sums, once for dx. In evaluation, with running statistics, the terms of the sums vanish.
+(Ioffe and Szegedy 2015, arXiv 1502.03167, section 3). The two sums run over the whole batch, so the input is decoded
+twice, once for the sums, once for dx: in registers where an operator of ours does both (:mod:`actbench.methods.actnn.ops.
+batchnorm`), else in pieces of the batch, or once and whole for torch's operator. In evaluation, with running statistics,
+the terms of the sums vanish.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.nn.modules._functions import SyncBatchNorm as Exact
 
+from actbench.methods.actnn.groups import Groups
 from actbench.methods.actnn.layers.savedinput import (
     Compressed,
     RowByRow,
@@ -28,6 +31,7 @@ from actbench.methods.actnn.layers.savedinput import (
     save,
     summed,
 )
+from actbench.methods.actnn.ops import batchnorm
 from actbench.packing.precision import cast_all, dtypes_of, other_dtypes, wide
 from actbench.packing.refusals import first_order
 
@@ -120,12 +124,38 @@ class BatchNormalization(torch.autograd.Function):
         """Return the gradients of x, weight and bias, where they are wanted."""
         ctx.site.see_gradient(grad)
         saved, others = load(ctx, grad)
-        if saved.packed is not None and len(saved.pieces()) == 1:
+        bits = _bits_in_registers(ctx, grad, saved, others)
+        if bits is not None:
+            found = _from_codes(grad, saved, others, bits)
+        elif saved.packed is not None and len(saved.pieces()) == 1:
             found = _at_once(ctx, grad, saved, others)
         else:
             found = _in_pieces(ctx, grad, saved, others)
         wanted = zip(found, ctx.needs_input_grad, strict=False)
         return *cast_all([each if is_wanted else None for each, is_wanted in wanted], ctx.dtypes), None
+
+
+SHORTEST_ROW = 32
+"""The fewest elements of a channel in a sample that are worth a warp of a GPU."""
+
+
+def _bits_in_registers(ctx: Any, grad: Tensor, saved: SavedInput, others: Any) -> int | None:
+    """Return the bits of codes that our own operator takes: of contiguous tensors, in training; None for others."""
+    if saved.packed is None or not ctx.training or not all(ctx.needs_input_grad[:2]):
+        return None
+    codec, layout, parts = saved.packed
+    if type(codec) is not Groups or layout.order is not None or layout.dtype != grad.dtype:
+        return None
+    if not grad.is_contiguous() or layout.shape[2:].numel() < SHORTEST_ROW:
+        return None
+    return codec.whole_bits(parts, layout) if others[3].dtype == wide(grad.dtype) else None
+
+
+def _from_codes(grad: Tensor, saved: SavedInput, others: Any, bits: int) -> tuple[Tensor, ...]:
+    packed: Any = saved.packed
+    weight, _, _, mean, invstd, _ = others
+    weight = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
+    return batchnorm.backward(grad, *packed.parts, bits, packed.codec.group_size, mean, invstd, weight)[:3]
 
 
 _backward: Any = torch.ops.aten._batch_norm_impl_index_backward.default

@@ -342,6 +342,11 @@ def _check_groups(tensor: Tensor, group_size: int, dimensions: int) -> None:
     check_contiguous(tensor)
     if tensor.dim() != dimensions:
         raise ValueError(f"the tensor must have {dimensions} dimensions, found shape {tuple(tensor.shape)}")
+    check_group_size(group_size)
+
+
+def check_group_size(group_size: int) -> None:
+    """Raise a ValueError unless groups may have so many elements."""
     if group_size % 32 or not 32 <= group_size <= 1024:
         raise ValueError(f"group_size must be a multiple of 32 from 32 to 1024, found {group_size}")
 
