@@ -27,7 +27,8 @@ from machinecode.launch import ALL_WARPS, Machine
 from machinecode.program import Instruction
 from torch import Tensor
 
-from actbench.methods.actnn.ops import groupquant
+from actbench.methods.actnn.ops import batchnorm, groupquant
+from actbench.methods.actnn.ops.batchnorm import reference as norm
 from actbench.methods.actnn.ops.groupquant import reference as grouped
 from actbench.methods.fewbit.ops import activate, mask, stepwise
 from actbench.methods.fewbit.tables import table
@@ -142,6 +143,34 @@ def of_coded_groups(x: Tensor) -> Case:
     return case(groupquant.decode, groupquant.launch_decode, grouped.decode, *given)
 
 
+def of_norm(kernel: str) -> Callable[[Tensor], Case]:
+    """Return the cases of batch norm's backward pass from codes: of its sums, or of the gradient by them."""
+
+    def make(x: Tensor) -> Case:
+        x = x.view(2, -1, 1024)
+        mean, invstd, weight = torch.rand(3, x.shape[1])
+        packed = *grouped.encode(x.view(-1), BITS, GROUP, torch.tensor(1), True), BITS, GROUP
+        given = x.flip(2).contiguous(), *packed, mean, invstd, weight
+        dx, _, _, sums = norm.backward(*given)
+        if kernel == "sums":
+            ours = torch.empty_like(sums)
+
+            def run() -> Results:
+                batchnorm.launch_sums(ours, *given[:-2])
+                return (ours[:, 1],)  # of the first sample, means over the batch replace them
+
+            return Case(run, lambda: (sums[:, 1],))
+        found = torch.empty_like(dx)
+
+        def run_gradient() -> Results:
+            batchnorm.launch_gradient(found, sums, *given)
+            return (found,)
+
+        return Case(run_gradient, lambda: (dx,))
+
+    return make
+
+
 def of_smaq(x: Tensor) -> Case:
     """Return the case of SmaQ blocks that are encoded."""
     return case(smaq._encode, smaq.launch_encode, smaq_reference.encode, x, torch.tensor(1), True, *SMAQ)
@@ -212,6 +241,8 @@ SUBJECTS: dict[str, Subject] = {
     "unpack_codes": Subject(of_unpacking, {"uint8": 12}, BYTES),
     "groupquant_encode": Subject(of_groups, most(13.5, 13.5)),
     "groupquant_decode": Subject(of_coded_groups, most(8, 8)),
+    "batchnorm_sums": Subject(of_norm("sums"), most(30, 30)),
+    "batchnorm_gradient": Subject(of_norm("gradient"), most(30, 30)),
     "smaq_encode": Subject(of_smaq, most(45, 40)),
     "smaq_decode": Subject(of_coded_smaq, {"float32": 20, "bfloat16": 20, "float16": 28}),
     "smaqstep_adam": Subject(of_step("adam"), most(160, 160)),

@@ -1,6 +1,6 @@
 // The backward pass of batch norm from the codes of its input; the twin of methods/actnn/ops/batchnorm. Compiled for one
 // -DSCALAR (Float32, Float16, BFloat16), one -DBITS, 1 to 8, one -DGROUP, the elements of a group, and one -DVECTOR, the
-// elements that a lane reads at once: 8, 4 or 1, which divides the elements of a channel in a sample.
+// elements that a lane reads at once, at most 16 bytes: 8, 4 or 1, which divides the elements of a channel in a sample.
 //
 // Each warp works on the elements of one channel in one sample, which lie side by side: so what belongs to a channel is
 // read once for all of them, and codes are decoded in registers, not to memory.
@@ -14,20 +14,16 @@ struct Some {
     float dy[VECTOR], x[VECTOR];
 };
 
-// VECTOR neighbours, in loads or stores of up to 16 bytes where memory is aligned.
-constexpr int kTogether = VECTOR < 16 / int(sizeof(SCALAR)) ? VECTOR : 16 / int(sizeof(SCALAR));
-struct alignas(kTogether * sizeof(SCALAR)) Together {
-    SCALAR lanes[kTogether];
+// What one load or store moves where memory is aligned.
+struct alignas(VECTOR * sizeof(SCALAR)) Together {
+    SCALAR lanes[VECTOR];
 };
 
 __device__ __forceinline__ void load(const SCALAR* source, bool whole, float (&values)[VECTOR]) {
     if (whole) {
+        const Together some = *reinterpret_cast<const Together*>(source);
 #pragma unroll
-        for (int i = 0; i < VECTOR; i += kTogether) {
-            const Together some = reinterpret_cast<const Together*>(source)[i / kTogether];
-#pragma unroll
-            for (int j = 0; j < kTogether; ++j) values[i + j] = some.lanes[j].value();
-        }
+        for (int i = 0; i < VECTOR; ++i) values[i] = some.lanes[i].value();
     } else {
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) values[i] = source[i].value();
@@ -36,21 +32,25 @@ __device__ __forceinline__ void load(const SCALAR* source, bool whole, float (&v
 
 template <class Scalar>  // of one SCALAR, half types alone round two at once
 __device__ __forceinline__ void store(Scalar* target, bool whole, const float (&values)[VECTOR]) {
-    Scalar narrow[VECTOR];
+    Together narrow;
 #pragma unroll
     for (int i = 0; i < VECTOR; ++i) {
         if constexpr (sizeof(Scalar) == 4 || VECTOR == 1) {
-            narrow[i] = Scalar::nearest(values[i]);
+            narrow.lanes[i] = Scalar::nearest(values[i]);
         } else if (i % 2 == 0) {  // one instruction rounds two
             const unsigned both = Scalar::two_nearest(values[i], values[i + 1]);
-            narrow[i] = {static_cast<decltype(Scalar::bits)>(both)};
-            narrow[i + 1] = {static_cast<decltype(Scalar::bits)>(both >> 16)};
+            narrow.lanes[i] = {static_cast<decltype(Scalar::bits)>(both)};
+            narrow.lanes[i + 1] = {static_cast<decltype(Scalar::bits)>(both >> 16)};
         }
     }
+    if (whole && sizeof(Together) == 16) {
+        const unsigned* words = reinterpret_cast<const unsigned*>(&narrow);
+        store16(target, words[0], words[1], words[2], words[3]);
+    } else if (whole) {
+        *reinterpret_cast<Together*>(target) = narrow;
+    } else {
 #pragma unroll
-    for (int i = 0; i < VECTOR; ++i) {
-        if (!whole) target[i] = narrow[i];
-        else if (i % kTogether == 0) reinterpret_cast<Together*>(target)[i / kTogether] = *reinterpret_cast<Together*>(narrow + i);
+        for (int i = 0; i < VECTOR; ++i) target[i] = narrow.lanes[i];
     }
 }
 

@@ -31,7 +31,8 @@ MACROS = {
     "groupquantrows": [{"SCALAR": scalar, "LANES": lanes} for scalar, lanes in product(SCALARS, (1, 2, 4, 8, 16, 32))],
     "batchnorm": [
         {"SCALAR": scalar, "BITS": bits, "GROUP": 256, "VECTOR": vector}
-        for scalar, bits, vector in product(SCALARS, (2, 3, 4, 8), (8, 4, 1))
+        for scalar, bits, vector in product(SCALARS, (2, 3, 4, 8), (4, 8, 1))
+        if vector < 8 or scalar != "Float32"
     ],
     "smaq": [{"SCALAR": scalar, **form} for scalar, form in product(SCALARS, (USUAL, *FORMATS))],
     "smaqstep": [{"SCALAR": scalar, **form} for scalar, form in product(SCALARS, (USUAL, FORMATS[0]))],
@@ -52,7 +53,7 @@ KERNELS = {
 # quantization holds 32 elements a lane: 4 blocks, with 4 kilobytes on their way to each warp, and 3 for rows of bits of
 # their own. SmaQ holds 32 elements and their keys a lane: 2 blocks. A step of an optimizer holds another 32: 2 blocks,
 # and before sm_90, whose packed instructions need fewer registers, or with more than one high bit of an outlier, 1.
-MOST_REGISTERS = {"activate": 48, "batchnorm": 48, "groupquant": 64, "groupquantrows": 80, "smaq": 128, "smaqstep": 128}
+MOST_REGISTERS = {"activate": 48, "batchnorm": 64, "groupquant": 64, "groupquantrows": 80, "smaq": 128, "smaqstep": 128}
 MOST_REGISTERS_OF_OTHERS = 40
 MOST_REGISTERS_OF_FOUR_BITS = {"activate": 56}  # 4 blocks: a search holds 15 bounds
 MOST_REGISTERS_OF_TURING = {"smaq": 128}

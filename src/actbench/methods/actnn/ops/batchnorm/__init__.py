@@ -89,7 +89,7 @@ def launch_gradient(
 def _place(dy: Tensor, bits: int, group_size: int) -> tuple[rawkernel.Macros, int, int, int]:
     """Return the macros, and how many rows there are, how many channels, and how many elements of a row."""
     samples, channels, columns = dy.shape[0], dy.shape[1], math.prod(dy.shape[2:])
-    scalar, vector = rawkernel.SCALARS[dy.dtype], reference.vector_of(columns)
+    scalar, vector = rawkernel.SCALARS[dy.dtype], reference.vector_of(columns, dy.dtype)
     return (
         {"SCALAR": scalar, "BITS": bits, "GROUP": group_size, "VECTOR": vector},
         samples * channels,

@@ -39,7 +39,7 @@ def backward(
     units = -(-rows // together)
     source = codes.data_ptr(), codes.numel(), words.data_ptr(), bits, group_size
     place = rows, channels, columns, together, dy.data_ptr(), KINDS[dy.dtype], mean.data_ptr()
-    _sums(units * BLOCK, *source, *place, vector_of(columns), sums.data_ptr())
+    _sums(units * BLOCK, *source, *place, vector_of(columns, dy.dtype), sums.data_ptr())
     # one block: a channel's numbers are few
     targets = invstd.data_ptr(), for_weight.data_ptr(), for_bias.data_ptr()
     _totals(1, rows, channels, samples * columns, sums.data_ptr(), *targets)

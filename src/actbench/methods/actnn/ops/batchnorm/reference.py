@@ -28,9 +28,13 @@ from actbench.ops.library import wide
 LANES = 32
 
 
-def vector_of(columns: int) -> int:
-    """Return how many neighbours a lane takes: 8, 4 or 1, which divides the elements of a row."""
-    return next(vector for vector in (8, 4, 1) if columns % vector == 0)
+def vector_of(columns: int, dtype: torch.dtype) -> int:
+    """Return how many neighbours a lane takes: those of 16 bytes (at most 8), half of them or 1.
+
+    They divide a row's elements. A lane's neighbours lie beside those of the next one: if it had more than 16 bytes, a
+    store of a warp would write half of each sector of 32 bytes, which takes as long as the whole.
+    """
+    return next(vector for vector in (8, 4, 1) if columns % vector == 0 and vector * dtype.itemsize <= 16 or vector == 1)
 
 
 def backward(
@@ -41,7 +45,8 @@ def backward(
     gradient = wide(dy).reshape(samples, channels, -1)
     x = groupquant.decode(codes, words, bits, group_size, 0, dy.numel(), gradient.dtype).view(gradient.shape)
     d = x - mean[:, None]
-    sums = torch.stack([_of_rows(gradient), _of_rows(gradient * d)])
+    vector = vector_of(gradient.shape[2], dy.dtype)
+    sums = torch.stack([_of_rows(gradient, vector), _of_rows(gradient * d, vector)])
     totals = torch.zeros_like(sums[:, 0])
     for sample in range(samples):
         totals = totals + sums[:, sample]
@@ -52,9 +57,8 @@ def backward(
     return dx.view(dy.shape).to(dy.dtype), totals[1] * invstd, totals[0], sums
 
 
-def _of_rows(values: Tensor) -> Tensor:
+def _of_rows(values: Tensor, vector: int) -> Tensor:
     """Return the sum of each row: (N, C) of (N, C, elements)."""
-    vector = vector_of(values.shape[2])
     turns = torch.nn.functional.pad(values, (0, -values.shape[2] % (LANES * vector)))
     turns = turns.view(*values.shape[:2], -1, LANES, vector)
     found = torch.zeros_like(turns[:, :, 0])
