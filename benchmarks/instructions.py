@@ -268,6 +268,7 @@ class Count:
     pipes: Mapping[str, float]
     turns: float
     moved: float
+    stored: float
     registers: int
     stack: int
 
@@ -306,7 +307,7 @@ def run(
 
 def counted(name: str, dtype: str, architecture: int) -> Count:
     """Count what one warp issues for the many elements and not for the few."""
-    issued, pipes, turns, moved = Counter[int](), Counter[str](), 0, 0
+    issued, pipes, turns, moved, sectors = Counter[int](), Counter[str](), 0, 0, 0
     for elements, sign in ((MANY, 1), (FEW, -1)):
         machine, *_ = run(SUBJECTS[name], dtype, architecture, elements, warps=(0,))
         assert machine.ran is not None
@@ -318,6 +319,7 @@ def counted(name: str, dtype: str, architecture: int) -> Count:
             turns += times * (instruction.name in ("SHFL", "LDL", "STL"))
         turns += sign * (block.memory.turns + block.shared.turns)
         moved += sign * machine.moved
+        sectors += sign * block.memory.sectors
     lanes = (MANY - FEW) / 256  # the elements of one lane more
     per = {pipe: times / lanes for pipe, times in pipes.items()}
     return Count(
@@ -328,6 +330,7 @@ def counted(name: str, dtype: str, architecture: int) -> Count:
         per,
         turns / lanes,
         moved / (MANY - FEW),
+        32 * sectors / (32 * lanes),
         kernel.registers,
         kernel.stack,
     )
@@ -348,7 +351,9 @@ def picoseconds(count: Count) -> dict[str, float]:
     clocks["fma"] = max(products, count.pipes.get("fma", 0) + products / 2)
     clocks["lsu"] = 4 * count.turns  # which the four schedulers share
     clocks["issue"] = count.issued
-    return {"memory": count.moved / COPIED_PER_PICOSECOND} | {k: v / ISSUED_PER_PICOSECOND for k, v in clocks.items()}
+    # a sector of 32 bytes that two stores write by halves is written twice
+    bytes_of = {"memory": count.moved, "stores": count.stored}
+    return {k: v / COPIED_PER_PICOSECOND for k, v in bytes_of.items()} | {k: v / ISSUED_PER_PICOSECOND for k, v in clocks.items()}
 
 
 def share_of_copy(count: Count) -> float:
@@ -378,7 +383,7 @@ def row_of(count: Count, measured: float | None) -> dict[str, str]:
     row |= {"Instructions ↓": f"{count.issued:.1f}", "Budget": f"{budget:g}" if budget else ""}
     row |= {column: f"{count.pipes.get(pipe, 0):.1f}" for column, pipe in PIPE_COLUMNS.items()}
     row |= {"LSU turns": f"{count.turns:.1f}", "Registers": str(count.registers), "Stack": str(count.stack)}
-    row |= {"Bytes": f"{count.moved:.2f}", "Bound by": max(busy, key=lambda unit: busy[unit])}
+    row |= {"Bytes": f"{count.moved:.2f}", "Stores": f"{count.stored:.2f}", "Bound by": max(busy, key=lambda unit: busy[unit])}
     row |= {"Estimate ↑": f"{share_of_copy(count):.0%}", "Measured ↑": f"{measured:.0%}" if measured else ""}
     on_h200 = ("Budget", "Bound by", "Estimate ↑", "Measured ↑")
     return row if count.architecture == 90 else row | dict.fromkeys(on_h200, "")

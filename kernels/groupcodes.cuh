@@ -274,13 +274,29 @@ __device__ __forceinline__ void store_some(
     __syncwarp();
 }
 
+// Of floats, a lane decodes two times four neighbours of a run, which lie beside those of the next lane: so a store of the
+// warp writes whole sectors of 32 bytes. With eight neighbours a lane each store would write half of every sector.
+constexpr bool kFoursApart = sizeof(SCALAR) == 4 && LANES > 1;
+
+// Where a lane's values of a whole piece go, and the second four of a run behind the first.
+__device__ __forceinline__ int first_four(int run) { return mine() * kMine * LANES + run * kApart + (kFoursApart ? 4 : 8) * place(); }
+constexpr int kNextFour = kFoursApart ? 4 * LANES : 4;
+
 // Reads the codes of a whole piece from an aligned address.
 template <int bits>
 __device__ __forceinline__ void load_piece(Codes& codes, const unsigned char* source, Exchange& exchange) {
     if constexpr (bits == 8) {
 #pragma unroll
-        for (int run = 0; run < kRuns; ++run)
-            load_words<2>(reinterpret_cast<const unsigned*>(source) + Exchange::eight(run) * 2, codes.halves[run]);
+        for (int run = 0; run < kRuns; ++run) {
+            const unsigned* words = reinterpret_cast<const unsigned*>(source);
+            if (kFoursApart) {
+                words += first_four(run) / 4;
+                codes.halves[run][0] = words[0];
+                codes.halves[run][1] = words[LANES];
+            } else {
+                load_words<2>(words + Exchange::eight(run) * 2, codes.halves[run]);
+            }
+        }
     } else {
         unsigned words[bits];
         load_words<bits>(reinterpret_cast<const unsigned*>(source) + lane() * bits, words);
@@ -294,14 +310,38 @@ __device__ __forceinline__ void load_piece(Codes& codes, const unsigned char* so
             exchange.four() = four;
             __syncwarp();
 #pragma unroll
-            for (int run = 0; run < kRuns; ++run) four.lanes[run] = *exchange.run(run);
+            for (int run = 0; run < kRuns; ++run) {
+                if (kFoursApart) {
+                    const unsigned* eights = exchange.run(run) - place() + place() / 2;
+                    codes.halves[run][0] = eights[0] >> (place() % 2 * 4 * bits);
+                    codes.halves[run][1] = eights[LANES / 2] >> (place() % 2 * 4 * bits);
+                } else {
+                    four.lanes[run] = *exchange.run(run);
+                }
+            }
             __syncwarp();
         }
+        if (kFoursApart) return;
 #pragma unroll
         for (int run = 0; run < kRuns; ++run) {
             codes.halves[run][0] = four.lanes[run];
             codes.halves[run][1] = four.lanes[run] >> (4 * bits);
         }
+    }
+}
+
+// Writes a run of a whole piece to aligned addresses.
+template <class Scalar>
+__device__ __forceinline__ void store_run(Scalar* piece, int run, const float (&values)[8]) {
+    Scalar* target = piece + first_four(run);
+    if constexpr (sizeof(Scalar) == 4) {
+#pragma unroll
+        for (int i = 0; i < 8; i += 4)
+            store16(
+                target + (i ? kNextFour : 0), Scalar::nearest(values[i]).bits, Scalar::nearest(values[i + 1]).bits,
+                Scalar::nearest(values[i + 2]).bits, Scalar::nearest(values[i + 3]).bits);
+    } else {
+        store8(target, 8, true, values);
     }
 }
 

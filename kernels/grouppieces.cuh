@@ -99,7 +99,8 @@ __device__ __forceinline__ void decode(
         const bool there = in_whole || (left + 8 * place() > 0 && held.start >= 0);
         const unsigned word = there ? meta[groups.number(walk.row, walk.step)] : kNanWord;
         const unsigned char* source = codes + held.start + groups.begin(walk.step) / 8 * bits;
-        SCALAR* target = out + Index(walk.row) * columns + groups.begin(walk.step) + groups.own() - start;
+        SCALAR* piece = out + Index(walk.row) * columns + groups.begin(walk.step);
+        SCALAR* target = piece + groups.own() - start;
         const unsigned nothing = unsigned(columns >> 63);
         Codes found;
         float values[8];
@@ -111,7 +112,7 @@ __device__ __forceinline__ void decode(
 #pragma unroll
                 for (int run = 0; run < kRuns; ++run) {
                     steps.values(found.halves[run], bits, scaled.offset, values);
-                    store8(target + run * kApart, 8, true, values);
+                    store_run(piece, run, values);
                 }
                 continue;
             }

@@ -29,12 +29,14 @@ class Memory:
         read: Which bytes were read.
         written: Which were written.
         turns: Turns of the unit that moves them: a line of 128 bytes each, or the most words of one bank.
+        sectors: Sectors of 32 bytes that stores wrote to, each store of a warp by itself.
     """
 
     def __init__(self, size: int, base: int, banks: bool) -> None:
         """Make `size` bytes from address `base`, in banks if it is shared memory; none may be touched yet."""
         self.bytes, self.known, self.base, self.banks = np.zeros(size, np.uint8), np.zeros(size, bool), base, banks
         self.read, self.written, self.turns = np.zeros(size, bool), np.zeros(size, bool), 0
+        self.sectors = 0
 
     def _places(self, addresses: Lanes, size: int) -> Lanes:
         first = addresses - self.base
@@ -60,6 +62,7 @@ class Memory:
         """Write (lanes, size) bytes."""
         places = self._places(addresses, data.shape[1])
         self.written[places] = True
+        self.sectors += len(np.unique(places // 32))
         self.bytes[places] = data
 
 
