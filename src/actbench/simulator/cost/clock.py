@@ -158,7 +158,7 @@ def issuing(work: OperatorWork, phase: Phase, efficiencies: Efficiencies) -> flo
     host = efficiencies.host
     if work.kind is None:
         return host.view + host.listed * work.listed
-    if work.kind in ("packing", "host copy") and phase != "optimizer":  # an optimizer calls no hook
+    if work.kind in ("packing", "computed packing", "host copy") and phase != "optimizer":  # an optimizer calls no hook
         return host.packing
     seconds: float = getattr(host, phase)
     return seconds + host.listed * work.listed

@@ -51,8 +51,15 @@ IGNORED = frozenset(("device", "sym_size", "sym_stride", "sym_numel", "sym_stora
 """Questions to tensors, which only fake ones answer through the dispatcher."""
 
 
-_OURS: dict[str, Kind] = {"to_host": "host copy", "from_host": "host copy", "one_kernel": "optimizer"}
-"""Kinds of the operators of actbench that do not pack."""
+_OURS: dict[str, Kind] = {
+    "to_host": "host copy",
+    "from_host": "host copy",
+    "one_kernel": "optimizer",
+    **dict.fromkeys(
+        ("smaq_encode", "smaqstep_adam_", "smaqstep_sgd_", "sketch_columns", "fresh_sketch"), "computed packing"
+    ),
+}
+"""Kinds of the operators of actbench that do more than pack at the speed of memory."""
 
 _OF_OPTIMIZERS = ("_foreach_", "_fused_ad", "_fused_sgd", "_amp_", "optimizer_update_")
 """How the names of optimizers' operators begin, those of bitsandbytes with the last."""
