@@ -353,7 +353,9 @@ def picoseconds(count: Count) -> dict[str, float]:
     clocks["issue"] = count.issued
     # a sector of 32 bytes that two stores write by halves is written twice
     bytes_of = {"memory": count.moved, "stores": count.stored}
-    return {k: v / COPIED_PER_PICOSECOND for k, v in bytes_of.items()} | {k: v / ISSUED_PER_PICOSECOND for k, v in clocks.items()}
+    return {k: v / COPIED_PER_PICOSECOND for k, v in bytes_of.items()} | {
+        k: v / ISSUED_PER_PICOSECOND for k, v in clocks.items()
+    }
 
 
 def share_of_copy(count: Count) -> float:
@@ -383,7 +385,11 @@ def row_of(count: Count, measured: float | None) -> dict[str, str]:
     row |= {"Instructions ↓": f"{count.issued:.1f}", "Budget": f"{budget:g}" if budget else ""}
     row |= {column: f"{count.pipes.get(pipe, 0):.1f}" for column, pipe in PIPE_COLUMNS.items()}
     row |= {"LSU turns": f"{count.turns:.1f}", "Registers": str(count.registers), "Stack": str(count.stack)}
-    row |= {"Bytes": f"{count.moved:.2f}", "Stores": f"{count.stored:.2f}", "Bound by": max(busy, key=lambda unit: busy[unit])}
+    row |= {
+        "Bytes": f"{count.moved:.2f}",
+        "Stores": f"{count.stored:.2f}",
+        "Bound by": max(busy, key=lambda unit: busy[unit]),
+    }
     row |= {"Estimate ↑": f"{share_of_copy(count):.0%}", "Measured ↑": f"{measured:.0%}" if measured else ""}
     on_h200 = ("Budget", "Bound by", "Estimate ↑", "Measured ↑")
     return row if count.architecture == 90 else row | dict.fromkeys(on_h200, "")

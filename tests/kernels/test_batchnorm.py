@@ -56,7 +56,9 @@ def test_the_gradients_are_the_reference(
         ours = [placed(result, device, start) for result in results]
 
         there = [each.to(device) for each in (mean, invstd, weight)]
-        batchnorm.launch(*ours, placed(dy, device, start), placed(codes, device, start), words.to(device), *sizes, *there)
+        batchnorm.launch(
+            *ours, placed(dy, device, start), placed(codes, device, start), words.to(device), *sizes, *there
+        )
 
         for name, one, other in zip(("dx", "weight", "bias", "sums"), ours, expected, strict=True):
             assert same(one, other), (shape, name)
@@ -80,7 +82,9 @@ def test_with_many_bits_they_are_torchs(device: torch.device) -> None:
     codes, words = groups.encode(x.view(-1), 8, 32, SEED, True)
     given = [each.to(device) for each in (dy, codes, words)]
     rest = [each.to(device) for each in (mean, invstd, weight)]
-    results = [each.to(device) for each in batchnorm.backward.__wrapped__(dy, codes, words, 8, 32, mean, invstd, weight)]
+    results = [
+        each.to(device) for each in batchnorm.backward.__wrapped__(dy, codes, words, 8, 32, mean, invstd, weight)
+    ]
 
     batchnorm.launch(*results, *given, 8, 32, *rest)
 

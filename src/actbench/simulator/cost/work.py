@@ -40,8 +40,8 @@ _READ_AGAIN: dict[str, int] = {
     "convolution_backward": 0,
     "batchnorm_backward": 2,
 }
-"""Operators of two kernels that both read some of their arguments (batch norm: for the moments, then for the result), up
-to this place among the arguments."""
+"""Operators of two kernels that both read some of their arguments (batch norm: for the moments, then for the result),
+up to this place among the arguments."""
 
 
 _LIKE = frozenset(

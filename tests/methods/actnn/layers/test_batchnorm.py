@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from actbench.methods.actnn.groupquantization import GroupQuantization
+from actbench.methods.actnn.groups import Groups
 from actbench.methods.actnn.layers.layers import compressed
+from actbench.methods.actnn.ops import batchnorm
 from actbench.packing import SavedTensors, SiteState
 
 FEW = GroupQuantization(32)
@@ -72,9 +74,62 @@ def test_halves_in_pieces_are_as_near_the_truth_as_torchs(parameters, mode, chan
         assert (one.double() - true).norm() < (other.double() - true).norm() + 2**-9 * true.norm()
 
 
+IN_REGISTERS = {
+    "plane": (nn.BatchNorm2d(8), torch.randn(6, 8, 9, 8)),
+    "row": (nn.BatchNorm1d(8), torch.randn(6, 8, 33)),
+    "volume": (nn.BatchNorm3d(4), torch.randn(2, 4, 5, 4, 6)),
+    "bfloat16": (nn.BatchNorm2d(8), torch.randn(6, 8, 9, 8).bfloat16()),
+    "all bfloat16": (nn.BatchNorm2d(8).bfloat16(), torch.randn(6, 8, 9, 8).bfloat16()),
+    "frozen": (nn.BatchNorm2d(8).requires_grad_(False), torch.randn(6, 8, 9, 8)),
+    "double": (nn.BatchNorm2d(8).double(), torch.randn(6, 8, 9, 8).double()),
+}
+DECODED = {
+    "channels last": (nn.BatchNorm2d(8), torch.randn(6, 8, 9, 8).to(memory_format=torch.channels_last)),
+    "short rows": (nn.BatchNorm2d(64), torch.randn(6, 64, 5, 5)),
+    "evaluation": (nn.BatchNorm2d(8).eval(), torch.randn(6, 8, 9, 8)),
+    "rows of other bits": (nn.BatchNorm2d(8), torch.randn(6, 8, 9, 8)),
+}
+
+
+@pytest.mark.parametrize("case", [*IN_REGISTERS, *DECODED])
+def test_codes_that_are_decoded_in_registers_give_what_decoded_ones_give(case, monkeypatch):
+    exact, x = (IN_REGISTERS | DECODED)[case]
+    with torch.no_grad():
+        for parameter in exact.parameters():
+            parameter.uniform_(0.5, 2)
+    state = SiteState("", 3, per_sample=case == "rows of other bits")
+    layer = compressed(copy.deepcopy(exact), SavedTensors(FEW), state)
+    called, found = [], []
+    operator = batchnorm.backward
+    monkeypatch.setattr(batchnorm, "backward", lambda *given: called.append(given) or operator(*given))
+    for whole_bits in (Groups.whole_bits, lambda *_: None):
+        monkeypatch.setattr(Groups, "whole_bits", whole_bits)
+        torch.manual_seed(0)  # of the noise
+        found.append(gradients(layer, x))
+
+    assert len(called) == (case in IN_REGISTERS)
+    for ours, decoded in zip(*found, strict=True):
+        if decoded is None:
+            assert ours is None
+            continue
+        assert (ours.dtype, ours.stride()) == (decoded.dtype, decoded.stride())
+        near = 2**-7 if x.dtype == torch.bfloat16 else 1e-5  # decoded values are rounded to the type, too
+        assert (ours - decoded).norm() <= near * decoded.norm()
+
+
+def test_a_layer_without_parameters_has_the_gradient_of_one_with_ones():
+    x = torch.randn(6, 8, 9, 8)
+    found = []
+    for affine in (False, True):
+        torch.manual_seed(0)
+        found.append(gradients(keeping(nn.BatchNorm2d(8, affine=affine)), x)[0])
+
+    assert torch.equal(*found)
+
+
 def gradients(layer, x):
     layer.zero_grad()
     x = x.detach().requires_grad_()
     y = layer(x)
     y.backward(torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(y.dtype))
-    return x.grad, layer.weight.grad, layer.bias.grad
+    return x.grad, *(None if each is None else each.grad for each in (layer.weight, layer.bias))

@@ -15,7 +15,7 @@ from actbench.packing import Identity, SavedTensors, SiteState
 from actbench.simulator import fake
 
 
-@pytest.mark.parametrize("kind", ["conv2d", "linear", "batchnorm2d", "evaluated", "layernorm", "groupnorm"])
+@pytest.mark.parametrize("kind", ["conv2d", "linear", "batchnorm1d", "evaluated", "layernorm", "groupnorm"])
 def test_one_piece_is_decoded_at_a_time(kind, monkeypatch, pair, results):
     _, layer, x = pair(kind, SavedTensors(GroupQuantization(32)), chunk=3)
     rows_of, sizes, alive = SavedInput.rows, [], []
@@ -32,7 +32,7 @@ def test_one_piece_is_decoded_at_a_time(kind, monkeypatch, pair, results):
 
     row, rows = x[0].numel(), x.shape[0]
     once = [(rows * (i + 1) // 3 - rows * i // 3) * row for i in range(3)]
-    assert sizes == once * (2 if kind == "batchnorm2d" else 1)
+    assert sizes == once * (2 if kind == "batchnorm1d" else 1)
 
 
 def test_what_is_kept_is_packed_and_dies_with_backward(kind, pair, saved_by, own):

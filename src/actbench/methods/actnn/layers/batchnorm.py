@@ -5,9 +5,9 @@ With xhat = (x - mean) * invstd over M values of a channel, and y = weight * xha
     dx = weight * invstd * (dy - sum(dy) / M - xhat * sum(dy * xhat) / M)
 
 (Ioffe and Szegedy 2015, arXiv 1502.03167, section 3). The two sums run over the whole batch, so the input is decoded
-twice, once for the sums, once for dx: in registers where an operator of ours does both (:mod:`actbench.methods.actnn.ops.
-batchnorm`), else in pieces of the batch, or once and whole for torch's operator. In evaluation, with running statistics,
-the terms of the sums vanish.
+twice, once for the sums, once for dx: in registers, by an operator of ours that does both; for what that one does not
+take, in pieces of the batch, or once and whole for torch's operator. In evaluation, with running statistics, the terms
+of the sums vanish.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ class BatchNormalization(torch.autograd.Function):
         """Return the gradients of x, weight and bias, where they are wanted."""
         ctx.site.see_gradient(grad)
         saved, others = load(ctx, grad)
-        bits = _bits_in_registers(ctx, grad, saved, others)
+        bits = _bits_in_registers(ctx, grad, saved)
+        found: Any
         if bits is not None:
             found = _from_codes(grad, saved, others, bits)
         elif saved.packed is not None and len(saved.pieces()) == 1:
@@ -139,23 +140,26 @@ SHORTEST_ROW = 32
 """The fewest elements of a channel in a sample that are worth a warp of a GPU."""
 
 
-def _bits_in_registers(ctx: Any, grad: Tensor, saved: SavedInput, others: Any) -> int | None:
+def _bits_in_registers(ctx: Any, grad: Tensor, saved: SavedInput) -> int | None:
     """Return the bits of codes that our own operator takes: of contiguous tensors, in training; None for others."""
-    if saved.packed is None or not ctx.training or not all(ctx.needs_input_grad[:2]):
+    if saved.packed is None or not ctx.training or not ctx.needs_input_grad[0]:
         return None
     codec, layout, parts = saved.packed
     if type(codec) is not Groups or layout.order is not None or layout.dtype != grad.dtype:
         return None
     if not grad.is_contiguous() or layout.shape[2:].numel() < SHORTEST_ROW:
         return None
-    return codec.whole_bits(parts, layout) if others[3].dtype == wide(grad.dtype) else None
+    return codec.whole_bits(parts, layout)
 
 
 def _from_codes(grad: Tensor, saved: SavedInput, others: Any, bits: int) -> tuple[Tensor, ...]:
     packed: Any = saved.packed
     weight, _, _, mean, invstd, _ = others
-    weight = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
-    return batchnorm.backward(grad, *packed.parts, bits, packed.codec.group_size, mean, invstd, weight)[:3]
+    numbers = mean, invstd, torch.ones_like(mean) if weight is None else weight
+    # of a layer of a half type, statistics are halves on the CPU, and so is the weight everywhere
+    mean, invstd, weight = (each if each.dtype == wide(each.dtype) else each.to(wide(each.dtype)) for each in numbers)
+    codes, words = packed.parts
+    return batchnorm.backward(grad, codes, words, bits, packed.codec.group_size, mean, invstd, weight)[:3]
 
 
 _backward: Any = torch.ops.aten._batch_norm_impl_index_backward.default

@@ -34,7 +34,9 @@ def vector_of(columns: int, dtype: torch.dtype) -> int:
     They divide a row's elements. A lane's neighbours lie beside those of the next one: if it had more than 16 bytes, a
     store of a warp would write half of each sector of 32 bytes, which takes as long as the whole.
     """
-    return next(vector for vector in (8, 4, 1) if columns % vector == 0 and vector * dtype.itemsize <= 16 or vector == 1)
+    return next(
+        vector for vector in (8, 4, 1) if (columns % vector == 0 and vector * dtype.itemsize <= 16) or vector == 1
+    )
 
 
 def backward(
