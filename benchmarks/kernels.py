@@ -30,7 +30,8 @@ from torch import Tensor, nn
 
 from actbench.errors import first_line
 from actbench.machine import machine, now, versions
-from actbench.methods.actnn.ops import groupquant
+from actbench.methods.actnn.ops import batchnorm, groupquant
+from actbench.methods.actnn.ops.batchnorm import reference as norm
 from actbench.methods.actnn.ops.groupquant import reference as grouped
 from actbench.methods.fewbit import piecewise
 from actbench.methods.fewbit.activations import function_of
@@ -56,6 +57,7 @@ FAMILIES = {
     "mask": ("relu_mask", "mask_select"),
     "bitpack": ("pack_codes", "unpack_codes"),
     "groupquant": ("groupquant_encode", "groupquant_decode"),
+    "batchnorm": ("batchnorm_backward",),
     "smaq": ("smaq_encode", "smaq_decode"),
     "smaqstep": ("smaqstep_adam", "smaqstep_sgd"),
     "sketch": ("sketch_rademacher", "sketch_gaussian", "sketch_halves"),
@@ -189,6 +191,20 @@ def of_groups(name: str, place: Place) -> Subject:
     return Subject(partial(groupquant.decode_, *given), moved, partial(grouped.decode_, *given))
 
 
+def of_norm(name: str, place: Place) -> Subject:
+    """Return the backward pass of batch norm from codes; exact is torch's, of an input that is there."""
+    x, grad = (place.normal(seed)[None] for seed in (1, 2))  # a row is a channel
+    seed, sizes = torch.tensor(1, device=place.device), (place.bits, GROUP_SIZE)
+    weight = torch.ones(x.shape[1], device=place.device)
+    _, mean, invstd = torch.native_batch_norm(x, weight, weight, None, None, True, 0.1, 1e-5)
+    codes = groupquant.encode(x.view(-1), *sizes, seed)
+    given = grad, *codes, *sizes, mean.float(), invstd.float(), weight
+    backward = torch.ops.aten.native_batch_norm_backward.default
+    exact = partial(backward, grad, x, weight, None, None, mean, invstd, True, 1e-5, [True, True, True])
+    moved = 3 * place.bytes + 2 * groupquant.packed_bytes(place.count, *sizes)
+    return Subject(lambda: batchnorm.backward(*given), moved, lambda: norm.backward(*given), exact)
+
+
 def of_smaq(name: str, place: Place) -> Subject:
     """Return coding or decoding in SmaQ blocks."""
     x, seed, moved = place.normal(1), torch.tensor(1, device=place.device), place.bytes + SMAQ.packed_bytes(place.count)
@@ -235,6 +251,7 @@ MAKERS: dict[str, Callable[[str, Place], Subject]] = {
     "mask": of_mask,
     "bitpack": of_codes,
     "groupquant": of_groups,
+    "batchnorm": of_norm,
     "smaq": of_smaq,
     "smaqstep": of_optimizer,
     "sketch": of_sketch,
