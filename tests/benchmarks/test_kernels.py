@@ -53,6 +53,7 @@ def test_bytes_are_counted(script):
         "unpack_codes": count + codes,
         "groupquant_encode": size + codes + words,
         "groupquant_decode": size + codes + words,
+        "batchnorm_backward": 3 * size + 2 * (codes + words),
         "smaq_encode": size + smaq,
         "smaq_decode": size + smaq,
         "smaqstep_adam": 3 * size + 4 * smaq,
