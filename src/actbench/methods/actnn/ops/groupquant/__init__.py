@@ -153,8 +153,11 @@ def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
 
 def encoder(
     x: Tensor, bits: int, group_size: int, stochastic: bool
-) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+) -> Callable[[Tensor, Tensor], tuple[tuple[Tensor, Tensor], int | None]]:
     """Return a function of a tensor and a seed that encodes the elements of the tensor in memory order.
+
+    It also returns how many groups have a value that is not finite; on CUDA, where the host does not wait for the
+    kernel, None.
 
     It is for tensors of the form of x without gaps in memory, while nothing sees operators
     (:func:`actbench.ops.library.is_watched`): what the operator checks and computes at each call is known of them.
@@ -163,10 +166,10 @@ def encoder(
     fill = (_launching_encoder if x.is_cuda else cpu.encoder)(x.numel(), x.dtype, bits, group_size, stochastic)
     new_codes, new_words = allocator((size,), torch.uint8, x.device), allocator((groups,), torch.int32, x.device)
 
-    def run(x: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
+    def run(x: Tensor, seed: Tensor) -> tuple[tuple[Tensor, Tensor], int | None]:
         codes, words = new_codes(), new_words()
-        fill(codes, words, x, seed)
-        return codes, words
+        not_finite = fill(codes, words, x, seed)
+        return (codes, words), not_finite
 
     return run
 
