@@ -210,8 +210,13 @@ def of_step(name: str) -> Callable[[Tensor], Case]:
 
 def of_sketch(kind: str) -> Callable[[Tensor], Case]:
     """Return the cases of a random matrix."""
-    given = lambda x: (torch.tensor(1), 0, 1, x.numel(), kind, x.dtype)  # noqa: E731
-    return lambda x: Case(lambda: (matrix.launch(*given(x)),), lambda: (matrix.reference(*given(x)),))
+
+    def make(x: Tensor) -> Case:
+        seed, form = torch.tensor(1), (0, 1, x.numel(), kind, x.dtype, 1)
+        run = matrix.launching_maker(*form, x.device)
+        return Case(lambda: (run(seed),), lambda: (matrix.reference(seed, *form),))
+
+    return make
 
 
 def of_halves(x: Tensor) -> Case:

@@ -20,12 +20,18 @@ _on_cpu: Callable[..., Tensor] = _torch._dynamo.guards._empty_strided_cpu
 _on_current_gpu: Callable[..., Tensor] = _torch._dynamo.guards._empty_strided_cuda
 
 
-def allocator(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
-    """Return a function that allocates contiguous tensors of a shape, with any values, on a CPU or CUDA device."""
+def allocator(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, strides: tuple[int, ...] | None = None
+) -> Callable[[], Tensor]:
+    """Return a function that allocates tensors of a shape, with any values, on a CPU or CUDA device.
+
+    They are contiguous, unless strides are given.
+    """
     sizes = tuple(shape)
-    # the stride of a dimension is the product of the sizes behind it, of which torch counts 0 as 1
-    behind = itertools.accumulate((max(size, 1) for size in reversed(sizes[1:])), operator.mul, initial=1)
-    strides = tuple(behind)[::-1] if sizes else ()
+    if strides is None:
+        # the stride of a dimension is the product of the sizes behind it, of which torch counts 0 as 1
+        behind = itertools.accumulate((max(size, 1) for size in reversed(sizes[1:])), operator.mul, initial=1)
+        strides = tuple(behind)[::-1] if sizes else ()
     if device.type == "cpu":
         return functools.partial(_on_cpu, sizes, strides, dtype)
     return functools.partial(_on_gpu, sizes, strides, dtype, device)
@@ -34,4 +40,4 @@ def allocator(shape: Sequence[int], dtype: torch.dtype, device: torch.device) ->
 def _on_gpu(sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     if device.index == _torch._cuda_getDevice():
         return _on_current_gpu(sizes, strides, dtype)
-    return torch.empty(sizes, dtype=dtype, device=device)
+    return torch.empty_strided(sizes, strides, dtype=dtype, device=device)
