@@ -152,18 +152,19 @@ def of_norm(kernel: str) -> Callable[[Tensor], Case]:
         packed = *grouped.encode(x.view(-1), BITS, GROUP, torch.tensor(1), True), BITS, GROUP
         given = x.flip(2).contiguous(), *packed, mean, invstd, weight
         dx, _, _, sums = norm.backward(*given)
+        form, of_sums = (x.shape, x.dtype, BITS, GROUP), (*given[:3], mean)
         if kernel == "sums":
             ours = torch.empty_like(sums)
 
             def run() -> Results:
-                batchnorm.launch_sums(ours, *given[:-2])
+                batchnorm.sums_launcher(*form)(ours, *of_sums)
                 return (ours[:, 1],)  # of the first sample, means over the batch replace them
 
             return Case(run, lambda: (sums[:, 1],))
         found = torch.empty_like(dx)
 
         def run_gradient() -> Results:
-            batchnorm.launch_gradient(found, sums, *given)
+            batchnorm.gradient_launcher(*form)(found, sums, *of_sums, invstd, weight)
             return (found,)
 
         return Case(run_gradient, lambda: (dx,))
@@ -209,8 +210,13 @@ def of_step(name: str) -> Callable[[Tensor], Case]:
 
 def of_sketch(kind: str) -> Callable[[Tensor], Case]:
     """Return the cases of a random matrix."""
-    given = lambda x: (torch.tensor(1), 0, 1, x.numel(), kind, x.dtype)  # noqa: E731
-    return lambda x: Case(lambda: (matrix.launch(*given(x)),), lambda: (matrix.reference(*given(x)),))
+
+    def make(x: Tensor) -> Case:
+        seed, form = torch.tensor(1), (0, 1, x.numel(), kind, x.dtype, 1)
+        run = matrix.launching_maker(*form, x.device)
+        return Case(lambda: (run(seed),), lambda: (matrix.reference(seed, *form),))
+
+    return make
 
 
 def of_halves(x: Tensor) -> Case:

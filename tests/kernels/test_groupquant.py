@@ -72,6 +72,18 @@ def test_encode_is_the_reference(bits: int, dtype: torch.dtype, start: int, devi
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("count", [64, 5003, 70_000])  # the last is shared among threads
+def test_an_encoder_counts_the_groups_that_are_not_finite(count: int, dtype: torch.dtype) -> None:
+    x, seed = values(count, dtype), torch.tensor(SEED)
+
+    parts, not_finite = groupquant.encoder(x, 2, 256, True)(x, seed)
+
+    assert same(parts, groups.encode(x, 2, 256, seed, True))
+    assert not_finite == torch.count_nonzero(parts[1] == groups.NAN_WORD)
+    assert (not_finite > 0) == (count > 4000)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bits", [1, 3, 8])
 @pytest.mark.parametrize("begin", [0, 1])
 def test_decode_is_the_reference(bits: int, dtype: torch.dtype, begin: int, device: torch.device) -> None:

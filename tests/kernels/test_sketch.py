@@ -19,7 +19,7 @@ def test_columns_are_the_reference(kind: str, dtype: torch.dtype, device: torch.
             for copies in (1, 2):
                 given = first, columns, size, kind, dtype
                 expected = sketch.reference(torch.tensor(seed), *given, copies)
-                made = sketch.launch(torch.tensor(seed, device=device), *given, copies)
+                made = sketch.launching_maker(*given, copies, device)(torch.tensor(seed, device=device))
 
                 assert torch.equal(made.cpu(), expected)
                 assert made.stride() == expected.stride() == (1, sketch.space(size))
@@ -28,10 +28,10 @@ def test_columns_are_the_reference(kind: str, dtype: torch.dtype, device: torch.
 @pytest.mark.parametrize("kind", sketch.KINDS)
 def test_a_part_is_the_part_of_the_whole(kind: str, device: torch.device) -> None:
     seed = torch.tensor(11, device=device)
-    whole = sketch.launch(seed, 0, 9, 37, kind, torch.float32)
+    whole = sketch.launching_maker(0, 9, 37, kind, torch.float32, 1, device)(seed)
 
     for first in range(9):
-        part = sketch.launch(seed, first, 9 - first, 37, kind, torch.float32)
+        part = sketch.launching_maker(first, 9 - first, 37, kind, torch.float32, 1, device)(seed)
         assert torch.equal(part, whole[:, first:])
 
 

@@ -21,8 +21,10 @@ from actbench.packing.layout import Layout, memory_order
 from actbench.packing.sitestate import SiteState
 
 Parts = tuple[Tensor, ...]
-Encode = Callable[[Tensor, Tensor], Parts]
-"""Makes the parts of a tensor, of one known form, with a seed."""
+Encode = Callable[[Tensor, Tensor], tuple[Parts, int | None]]
+"""Makes the parts of a tensor, of one known form, with a seed, and counts what :meth:`Codec.lost` looks for; None where
+only a look tells.
+"""
 
 SMALLEST = 64
 """A tensor with fewer elements stays whole: it would gain less than torch's allocator rounds up."""
@@ -68,7 +70,7 @@ class Codec:
         raise NotImplementedError
 
     def planned(self, x: Tensor) -> Encode | None:
-        """Return a function of a tensor and a seed that makes the parts of tensors of the form of x.
+        """Return a function of a tensor and a seed that makes the parts of plain tensors of the form of x.
 
         It may be called while nothing sees operators (:func:`actbench.ops.library.is_watched`) and the site is not
         watched. None if there is no faster way than :meth:`pack`.

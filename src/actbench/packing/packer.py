@@ -128,7 +128,7 @@ class Exclude:
         return partial(Exclude, self.smallest_bytes, subclasses=self.subclasses), ()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # frozen ones take longer to make
 class StaysHere:
     """A saved tensor that a hook did not pack, and its version, which autograd does not check under hooks."""
 
@@ -213,10 +213,11 @@ class SavedTensors:
         plan: SitePlan | None = site.plan
         if plan is not None and (encode := plan.encode) is not None and self._may_be_at_once(plan, x, site):
             site.owner, site.elements = None, plan.elements
-            parts = encode(x, seed_on(plan.device))
+            parts, count = encode(x, seed_on(plan.device))
             if site.guarded:
-                lost = self._lost(x, x, plan.codec, parts, site)
-                if lost is not None:
+                if count == 0:
+                    site.was_finite = True
+                elif (lost := self._lost(x, x, plan.codec, parts, site)) is not None:
                     return lost
             return Packed(plan.codec, plan.layout, parts)
         if traced() or torch.compiler.is_compiling():

@@ -89,6 +89,14 @@ def is_waited_for() -> bool:
     return torch.compiler.is_compiling() or callable(_eval_frame.get_eval_frame_callback())
 
 
+def is_read() -> bool:
+    """Return whether a compiler or ``torch.export`` reads this call, or waits for the frames that are called from here.
+
+    If not, nothing is to be refused: to ask this first saves the questions what would be.
+    """
+    return is_waited_for() or is_exporting()
+
+
 def is_exporting() -> bool:
     """Return whether ``torch.export`` reads this call; torch 2.11 says so of whatever it compiles."""
     return bool(_compiler._is_exporting_flag)

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from actbench.errors import ConversionError
 from actbench.ops.noise import drawn_once
 from actbench.packing.forwardwrapper import ReboundForward
-from actbench.packing.refusals import OWN_BACKWARD, refuse_compiling, refuse_exporting
+from actbench.packing.refusals import OWN_BACKWARD, is_read, refuse_compiling, refuse_exporting
 
 Rules = Mapping[Callable[..., Any], Callable[..., Any]]
 """Maps a function of torch to its replacement, with the same arguments, by place and by name, and the same result."""
@@ -183,7 +183,7 @@ class Entry(ReboundForward):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module, as a pass of its own if none runs around it; raise a ConversionError as the model does."""
         module, wrapper = self.module, self.wrapper
-        if torch.is_grad_enabled() and not wrapper.is_in_graph() and wrapper.begins_inside():
+        if torch.is_grad_enabled() and not (is_read() and wrapper.is_in_graph()) and wrapper.begins_inside():
             return wrapper.run(self.path, module, self.inner, args, kwargs)
         return self.inner(module, *args, **kwargs)
 

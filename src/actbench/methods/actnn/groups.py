@@ -123,7 +123,7 @@ class Groups(GroupCodec):
         if is_watched() or not type(codes) is type(words) is Tensor or not (codes.is_cpu or codes.is_cuda):
             return super().unpack(parts, layout)
         sizes = codes.numel(), words.numel(), self.group_size
-        decode = _decoder(*sizes, layout.shape, layout.order, layout.dtype, codes.is_cuda)
+        decode = _decoder(*sizes, layout.shape, layout.order, layout.dtype, codes.device)
         if decode is None:
             return super().unpack(parts, layout)
         return decode(codes, words) if layout.order is None else layout.laid_out(decode(codes, words))
@@ -207,7 +207,7 @@ def _decoder(
     shape: torch.Size,
     order: tuple[int, ...] | None,
     dtype: torch.dtype,
-    on_cuda: bool,
+    device: torch.device,
 ) -> Callable[[Tensor, Tensor], Tensor] | None:
     """Return what decodes codes of so many bytes and so many words in memory order; None if their bits are no number.
 
@@ -218,7 +218,7 @@ def _decoder(
     width = _whole_bits(size, words, group_size, count)
     if width is None or dtype is torch.float64:  # for which there is no kernel
         return None
-    return groupquant.decoder(shape if order is None else (count,), dtype, width, group_size, on_cuda)
+    return groupquant.decoder(shape if order is None else (count,), dtype, width, group_size, device)
 
 
 def _whole_bits(size: int, words: int, group_size: int, count: int) -> int | None:

@@ -60,7 +60,7 @@ class SketchedProduct(torch.autograd.Function):
                 projected = project(rows, key, sketch.shape[0], ctx.sketching.kind)
                 projected = projected if projected.dtype == sketch.dtype else projected.to(sketch.dtype)
                 left, right = (sketch, projected) if ctx.transposed else (projected, sketch)
-                for_weight = cast(left.t() @ right, weight_dtype)
+                for_weight = cast(torch.mm(left.t(), right), weight_dtype)
             if ctx.needs_input_grad[2]:
                 for_bias = rows.sum(0)
         return *cast_all((for_x, for_weight, for_bias), ctx.dtypes), None, None, None, None

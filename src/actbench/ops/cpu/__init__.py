@@ -59,15 +59,16 @@ def at(address: int, count: int, dtype: Any) -> np.ndarray:
     return _carray(_pointer(address), (count,), dtype)  # type: ignore[no-any-return]
 
 
-def kernel(function: Callable[..., None]) -> Callable[..., None]:
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that runs ``function`` over blocks (``numba.prange``), compiled at its first call.
 
     It takes the number of elements, then the other arguments of ``function``, whose first argument is the number of
-    blocks. It runs on no more threads than torch and the caller have, and on fewer for little work.
+    blocks. It runs on no more threads than torch and the caller have, and on fewer for little work. It returns what
+    ``function`` returns, and None where there are no elements.
     """
 
     @functools.cache
-    def compiled(parallel: bool) -> Callable[..., None]:
+    def compiled(parallel: bool) -> Callable[..., Any]:
         with _first:
             kept, place = _config.CACHE_DIR, _cache_folder(parallel)
             _config.CACHE_DIR = str(place or "")
@@ -77,21 +78,18 @@ def kernel(function: Callable[..., None]) -> Callable[..., None]:
                 _config.CACHE_DIR = kept
 
     @functools.wraps(function)
-    def run(elements: int, *arguments: Any) -> None:
+    def run(elements: int, *arguments: Any) -> Any:
         blocks = -(-elements // BLOCK)
         if blocks <= _BLOCKS_PER_THREAD:
-            if blocks:
-                compiled(False)(blocks, *arguments)
-            return
+            return compiled(False)(blocks, *arguments) if blocks else None
         threads = min(torch.get_num_threads(), -(-blocks // _BLOCKS_PER_THREAD))
         # Python has no faster way to notice a fork; for one thread, to start Numba's pool would cost most of the call
         if threads == 1 or _pool() != os.getpid():
-            compiled(False)(blocks, *arguments)
-            return
+            return compiled(False)(blocks, *arguments)
         before = numba.get_num_threads()
         numba.set_num_threads(min(before, threads))
         try:
-            compiled(True)(blocks, *arguments)
+            return compiled(True)(blocks, *arguments)
         finally:
             numba.set_num_threads(before)
 

@@ -71,9 +71,14 @@ class Occurrences:
         node, shape, block = tensor.grad_fn, tensor.shape, self._block
         maker = "output" if node is None else node.name()
         kind, family = (block, maker, tuple(shape[1:])), (block, maker, len(shape))
-        seen, turn = self._seen.setdefault(kind, []), self._turns[family]
+        seen, turn = self._seen.get(kind), self._turns[family]
+        if seen is None:
+            seen = self._seen[kind] = []
         self._turns[family] = turn + 1
-        if self._is_usual and self._is_known(kind, family):
+        sites = self._sites.get(kind, ())
+        if self._is_usual and len(seen) < len(sites) and turn < len(self._in_turn.get(family, ())):  # as nearly always
+            site = sites[len(seen)]
+        elif self._is_usual and self._is_known(kind, family):
             site = _nth(self._sites.setdefault(kind, []), len(seen), partial(_name, kind), self.bits)
             if turn == len(self._in_turn.setdefault(family, [])):
                 self._in_turn[family].append(site)

@@ -263,6 +263,9 @@ def _is_one_each_row(tensor: Tensor) -> bool:
 
     A tensor without a graph was made inside an operator: only its shape is known.
     """
+    shape = tensor.shape
+    if len(shape) > 1 and 1 not in shape and 0 not in tensor.stride():  # as nearly always
+        return False
     if tensor.grad_fn is None and tensor.requires_grad:
         return False
     once = without_repeats(tensor)

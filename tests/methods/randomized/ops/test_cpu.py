@@ -2,19 +2,19 @@ import pytest
 import torch
 
 from actbench.methods.randomized.ops import matrix as sketch
-from actbench.methods.randomized.ops.matrix import gaussian_table
 
-TABLES = {"gaussian": gaussian_table(), "rademacher": None}
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "rademacher"])
 def test_the_number_of_threads_changes_nothing(kind):
+    make = sketch.maker(3, 400, 100, kind, torch.float32, 1, CPU)
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        alone = sketch.columns_on_cpu(torch.tensor(5), 3, 400, 100, TABLES[kind])
+        alone = make(torch.tensor(5))
         torch.set_num_threads(2)
-        together = sketch.columns_on_cpu(torch.tensor(5), 3, 400, 100, TABLES[kind])
+        together = make(torch.tensor(5))
     finally:
         torch.set_num_threads(before)
 
@@ -23,4 +23,6 @@ def test_the_number_of_threads_changes_nothing(kind):
 
 
 def test_rademacher_entries_are_signs():
-    assert sketch.columns_on_cpu(torch.tensor(5), 0, 40, 10, None).unique().tolist() == [-1, 1]
+    make = sketch.maker(0, 40, 10, "rademacher", torch.float32, 1, CPU)
+
+    assert make(torch.tensor(5)).unique().tolist() == [-1, 1]

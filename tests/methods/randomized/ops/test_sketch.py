@@ -88,7 +88,12 @@ def test_other_types_are_the_rounded_float32_entries(kind):
 
 
 def test_a_cuda_device_is_served_by_its_kernel_and_not_by_the_reference(monkeypatch):
-    seed = types.SimpleNamespace(dtype=torch.int64, dim=lambda: 0, is_cuda=True)
-    monkeypatch.setattr(sketch, "launch", lambda *arguments: arguments)
+    device = torch.device("cuda", 0)
+    seed = types.SimpleNamespace(dtype=torch.int64, dim=lambda: 0, is_cuda=True, device=device)
+    monkeypatch.setattr(sketch, "launching_maker", lambda *form: lambda seed: (seed, *form))
+    sketch.maker.cache_clear()
 
-    assert sketch._make(seed, 1, 2, 3, "gaussian", torch.float16) == (seed, 1, 2, 3, "gaussian", torch.float16, 1)
+    made = sketch._make(seed, 1, 2, 3, "gaussian", torch.float16)
+
+    sketch.maker.cache_clear()
+    assert made == (seed, 1, 2, 3, "gaussian", torch.float16, 1, device)

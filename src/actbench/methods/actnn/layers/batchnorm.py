@@ -32,6 +32,7 @@ from actbench.methods.actnn.layers.savedinput import (
     summed,
 )
 from actbench.methods.actnn.ops import batchnorm
+from actbench.ops.library import holds_its_values, is_watched
 from actbench.packing.precision import cast_all, dtypes_of, other_dtypes, wide
 from actbench.packing.refusals import first_order
 
@@ -127,7 +128,7 @@ class BatchNormalization(torch.autograd.Function):
         bits = _bits_in_registers(ctx, grad, saved)
         found: Any
         if bits is not None:
-            found = _from_codes(grad, saved, others, bits)
+            found = _from_codes(ctx, grad, saved, others, bits)
         elif saved.packed is not None and len(saved.pieces()) == 1:
             found = _at_once(ctx, grad, saved, others)
         else:
@@ -152,14 +153,19 @@ def _bits_in_registers(ctx: Any, grad: Tensor, saved: SavedInput) -> int | None:
     return codec.whole_bits(parts, layout)
 
 
-def _from_codes(grad: Tensor, saved: SavedInput, others: Any, bits: int) -> tuple[Tensor, ...]:
+def _from_codes(ctx: Any, grad: Tensor, saved: SavedInput, others: Any, bits: int) -> tuple[Tensor, ...]:
     packed: Any = saved.packed
     weight, _, _, mean, invstd, _ = others
-    numbers = mean, invstd, torch.ones_like(mean) if weight is None else weight
-    # of a layer of a half type, statistics are halves on the CPU, and so is the weight everywhere
-    mean, invstd, weight = (each if each.dtype == wide(each.dtype) else each.to(wide(each.dtype)) for each in numbers)
-    codes, words = packed.parts
-    return batchnorm.backward(grad, codes, words, bits, packed.codec.group_size, mean, invstd, weight)[:3]
+    weight = torch.ones_like(mean) if weight is None else weight
+    if ctx.dtypes is not None:
+        # of a layer of a half type, statistics are halves on the CPU, and so is the weight everywhere
+        mean, invstd, weight = (each.to(wide(each.dtype)) for each in (mean, invstd, weight))
+    (codes, words), size = packed.parts, packed.codec.group_size
+    is_plain = type(codes) is type(words) is Tensor and holds_its_values(grad) and holds_its_values(weight)
+    if is_plain and grad.dtype is not torch.float64 and not is_watched():
+        run = batchnorm.gradients(grad.shape, grad.dtype, bits, size, grad.device)
+        return run(grad, codes, words, mean, invstd, weight)
+    return batchnorm.backward(grad, codes, words, bits, size, mean, invstd, weight)[:3]
 
 
 _backward: Any = torch.ops.aten._batch_norm_impl_index_backward.default

@@ -68,7 +68,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, 
 def input_gradient(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
     """Return the gradient of x, of ``ctx.shape``, from the rows (N, d_out) of the output's gradient."""
     weight = weight.t() if ctx.transposed else weight
-    found = rows @ (weight if weight.dtype == rows.dtype else weight.to(rows.dtype))
+    found = torch.mm(rows, weight if weight.dtype == rows.dtype else weight.to(rows.dtype))
     return found if found.shape == ctx.shape else found.view(ctx.shape)
 
 
@@ -76,7 +76,7 @@ def _weight_gradient(saved: SavedInput, grad: Tensor, transposed: bool) -> Tenso
     def of(piece: slice) -> Sums:
         x, part = rows_of(saved.rows(piece)), rows_of(rows_of_piece(grad, piece))
         x = x if x.dtype == part.dtype else x.to(part.dtype)
-        return (x.t() @ part if transposed else part.t() @ x,)
+        return (torch.mm(x.t(), part) if transposed else torch.mm(part.t(), x),)
 
     return summed(saved.pieces(), of)[0]
 

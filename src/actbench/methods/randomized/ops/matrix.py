@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
+from collections.abc import Callable
 from typing import Final, Literal, get_args
 
 import numpy as np
@@ -22,6 +23,7 @@ from numba import prange
 from torch import Tensor
 
 from actbench.ops import noise, rawkernel
+from actbench.ops.allocation import allocator
 from actbench.ops.cpu import BLOCK, at, kernel
 from actbench.ops.cpu.halves import fill_random, state_at
 from actbench.ops.library import EVERYWHERE, define
@@ -58,9 +60,14 @@ def _empty(columns: int, size: int, dtype: torch.dtype, device: torch.device) ->
     return torch.empty_strided((size, columns), (1, space(size)), dtype=dtype, device=device)
 
 
-def _flat(entries: Tensor) -> Tensor:
-    """Return all that was allocated, the unused entries between columns with it."""
-    return entries.as_strided((entries.untyped_storage().nbytes() // entries.itemsize,), (1,))
+def _allocator(columns: int, size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], Tensor]:
+    """Return a function that does as :func:`_empty`, where nothing sees operators."""
+    return allocator((size, columns), dtype, device, (1, space(size)))
+
+
+def _allocated(columns: int, size: int) -> int:
+    """Return how many entries columns are allocated with, the unused ones between columns with them."""
+    return (columns - 1) * space(size) + size if columns and size else 0
 
 
 def reference(
@@ -82,42 +89,62 @@ def reference(
     return out.copy_(entries.view(columns, space(size))[:, :size].t().repeat(1, copies))
 
 
-def launch(
-    seed: Tensor,
-    first: int,
-    columns: int,
-    size: int,
-    kind: str,
-    dtype: torch.dtype,
-    copies: int = 1,
-) -> Tensor:
-    """Return the columns from ``kernels/sketch.cu``; types that it does not write are converted from float32."""
+@functools.lru_cache(maxsize=4096)
+def maker(
+    first: int, columns: int, size: int, kind: str, dtype: torch.dtype, copies: int, device: torch.device
+) -> Callable[[Tensor], Tensor]:
+    """Return a function of a seed that does as :func:`sketch_columns` for the seeds of a CPU or CUDA device.
+
+    It is for plain seeds, while nothing sees operators (:func:`actbench.ops.library.is_watched`): what the operator
+    checks and computes at each call is known.
+    """
+    make = launching_maker if device.type == "cuda" else cpu_maker
+    return make(first, columns, size, kind, dtype, copies, device)
+
+
+def launching_maker(
+    first: int, columns: int, size: int, kind: str, dtype: torch.dtype, copies: int, device: torch.device
+) -> Callable[[Tensor], Tensor]:
+    """Do as :func:`maker` by ``kernels/sketch.cu``; types that it does not write are converted from float32."""
     written = dtype if dtype in rawkernel.SCALARS else torch.float32
-    out = _empty(copies * columns, size, written, seed.device)
-    # the last column is allocated without the space behind it, so that flat may be shorter than the period
-    flat, period = _flat(out), columns * space(size)
-    place = (flat, seed, np.int64(first * space(size)), np.int64(period), np.int64(flat.numel()))
-    tables = () if kind == "rademacher" else (_table(out.device),)
-    macros, groups = {"SCALAR": rawkernel.SCALARS[written]}, -(-min(period, flat.numel()) // _TOGETHER)
-    rawkernel.launch("sketch", f"sketch_{kind}", macros, groups, *tables, *place)
-    return out if dtype == written else _empty(copies * columns, size, dtype, seed.device).copy_(out)
+    new, count = _allocator(copies * columns, size, written, device), _allocated(copies * columns, size)
+    # the last column is allocated without the space behind it, so that count may be less than the period
+    period = columns * space(size)
+    place = np.int64(first * space(size)), np.int64(period), np.int64(count)
+    macros, groups = {"SCALAR": rawkernel.SCALARS[written]}, -(-min(period, count) // _TOGETHER)
+
+    def run(seed: Tensor) -> Tensor:
+        out, tables = new(), () if kind == "rademacher" else (_table(device),)
+        rawkernel.launch("sketch", f"sketch_{kind}", macros, groups, *tables, out, seed, *place)
+        return out if dtype == written else _empty(copies * columns, size, dtype, device).copy_(out)
+
+    return run
+
+
+def cpu_maker(
+    first: int, columns: int, size: int, kind: str, dtype: torch.dtype, copies: int, device: torch.device
+) -> Callable[[Tensor], Tensor]:
+    """Do as :func:`maker` on the CPU, in float32 first."""
+    new, count = _allocator(columns, size, torch.float32, device), _allocated(columns, size)
+    start = first * space(size)
+
+    def run(seed: Tensor) -> Tensor:
+        out = new()
+        if kind == "rademacher":
+            _rademacher(count, seed.data_ptr(), start, count, out.data_ptr())
+        else:
+            _gaussian(count, seed.data_ptr(), start, gaussian_table(), count, out.data_ptr())
+        if copies == 1 and dtype is torch.float32:
+            return out
+        return _empty(copies * columns, size, dtype, device).copy_(out.repeat(1, copies))
+
+    return run
 
 
 @functools.cache
 def _table(device: torch.device) -> Tensor:
     """Return the gaussian table on a device, where its 256 KiB stay."""
     return torch.from_numpy(gaussian_table()).to(device)
-
-
-def columns_on_cpu(seed: Tensor, first: int, columns: int, size: int, table: np.ndarray | None) -> Tensor:
-    """Return (size, columns) float32 entries: from the table, or rademacher without one."""
-    out = _empty(columns, size, torch.float32, torch.device("cpu"))
-    start, count = first * space(size), out.untyped_storage().nbytes() // out.itemsize
-    if table is None:
-        _rademacher(count, seed.data_ptr(), start, count, out.data_ptr())
-    else:
-        _gaussian(count, seed.data_ptr(), start, table, count, out.data_ptr())
-    return out
 
 
 @kernel
@@ -171,15 +198,9 @@ def _make(
 ) -> Tensor:
     """Make the columns where the seed is."""
     _check(seed, first, columns, size, kind, dtype, copies)
-    if seed.is_cuda:
-        return launch(seed, first, columns, size, kind, dtype, copies)
-    if not seed.is_cpu:
+    if not (seed.is_cuda or seed.is_cpu):
         return reference(seed, first, columns, size, kind, dtype, copies)
-    table = None if kind == "rademacher" else gaussian_table()
-    made = columns_on_cpu(seed, first, columns, size, table)
-    if copies == 1 and dtype == torch.float32:
-        return made
-    return _empty(copies * columns, size, dtype, seed.device).copy_(made.repeat(1, copies))
+    return maker(first, columns, size, kind, dtype, copies, seed.device)(seed)
 
 
 @define(

@@ -7,7 +7,9 @@ nothing is written but the gradient.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor
 from actbench.methods.actnn.ops import groupquant
 from actbench.methods.actnn.ops.batchnorm import cpu, reference
 from actbench.ops import bitpack, rawkernel
+from actbench.ops.allocation import allocator
 from actbench.ops.library import Kernels, check_bits, check_contiguous, check_vector, copied, define
 
 
@@ -34,68 +37,70 @@ def launch(
     weight: Tensor,
 ) -> None:
     """Launch the three kernels of ``kernels/batchnorm.cu``."""
-    packed = codes, words, bits, group_size
-    launch_sums(sums, dy, *packed, mean)
-    launch_totals(for_weight, for_bias, sums, dy, *packed, invstd)
-    launch_gradient(dx, sums, dy, *packed, mean, invstd, weight)
+    start = launcher(dy.shape, dy.dtype, bits, group_size)
+    start(dx, for_weight, for_bias, sums, dy, codes, words, mean, invstd, weight)
 
 
-def launch_sums(
-    sums: Tensor, dy: Tensor, codes: Tensor, words: Tensor, bits: int, group_size: int, mean: Tensor
-) -> None:
-    """Launch ``batchnorm_sums``."""
-    macros, rows, channels, columns = _place(dy, bits, group_size)
-    counts = np.uint32(rows), np.uint32(channels), np.uint32(columns)
-    rawkernel.launch("batchnorm", "batchnorm_sums", macros, 32 * rows, dy, codes, words, mean, sums, *counts)
-
-
-def launch_totals(
-    for_weight: Tensor,
-    for_bias: Tensor,
-    sums: Tensor,
-    dy: Tensor,
-    codes: Tensor,
-    words: Tensor,
-    bits: int,
-    group_size: int,
-    invstd: Tensor,
-) -> None:
-    """Launch ``batchnorm_totals``."""
-    macros, rows, channels, columns = _place(dy, bits, group_size)
+@functools.lru_cache(maxsize=4096)
+def launcher(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int) -> Callable[..., None]:
+    """Do as :func:`cpu.filler` on CUDA: what a launch needs but for addresses takes as long as the launch."""
+    form = shape, dtype, bits, group_size
+    launch_sums, launch_gradient = sums_launcher(*form), gradient_launcher(*form)
+    macros, rows, channels, columns = _place(*form)
     counts = np.uint32(rows), np.uint32(channels), np.float32(rows // channels * columns)
-    arguments = sums, invstd, for_weight, for_bias, *counts
-    rawkernel.launch("batchnorm", "batchnorm_totals", macros, channels, *arguments)
+
+    def run(
+        dx: Tensor,
+        for_weight: Tensor,
+        for_bias: Tensor,
+        sums: Tensor,
+        dy: Tensor,
+        codes: Tensor,
+        words: Tensor,
+        mean: Tensor,
+        invstd: Tensor,
+        weight: Tensor,
+    ) -> None:
+        launch_sums(sums, dy, codes, words, mean)
+        arguments = sums, invstd, for_weight, for_bias, *counts
+        rawkernel.launch("batchnorm", "batchnorm_totals", macros, channels, *arguments)
+        launch_gradient(dx, sums, dy, codes, words, mean, invstd, weight)
+
+    return run
 
 
-def launch_gradient(
-    dx: Tensor,
-    sums: Tensor,
-    dy: Tensor,
-    codes: Tensor,
-    words: Tensor,
-    bits: int,
-    group_size: int,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor,
-) -> None:
-    """Launch ``batchnorm_gradient``."""
-    macros, rows, channels, columns = _place(dy, bits, group_size)
-    arguments = dy, codes, words, mean, invstd, weight, sums, dx
+def sums_launcher(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int) -> Callable[..., None]:
+    """Return a function that launches ``batchnorm_sums``: of the sums, dy, codes, words and mean."""
+    macros, rows, channels, columns = _place(shape, dtype, bits, group_size)
     counts = np.uint32(rows), np.uint32(channels), np.uint32(columns)
-    rawkernel.launch("batchnorm", "batchnorm_gradient", macros, 32 * rows, *arguments, *counts)
+
+    def run(sums: Tensor, dy: Tensor, codes: Tensor, words: Tensor, mean: Tensor) -> None:
+        rawkernel.launch("batchnorm", "batchnorm_sums", macros, 32 * rows, dy, codes, words, mean, sums, *counts)
+
+    return run
 
 
-def _place(dy: Tensor, bits: int, group_size: int) -> tuple[rawkernel.Macros, int, int, int]:
+def gradient_launcher(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int) -> Callable[..., None]:
+    """Return a function that launches ``batchnorm_gradient``: of dx, sums, dy, codes, words and the statistics."""
+    macros, rows, channels, columns = _place(shape, dtype, bits, group_size)
+    counts = np.uint32(rows), np.uint32(channels), np.uint32(columns)
+
+    def run(dx: Tensor, sums: Tensor, *others: Tensor) -> None:
+        rawkernel.launch("batchnorm", "batchnorm_gradient", macros, 32 * rows, *others, sums, dx, *counts)
+
+    return run
+
+
+def _place(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int) -> tuple[rawkernel.Macros, int, int, int]:
     """Return the macros, and how many rows there are, how many channels, and how many elements of a row."""
-    samples, channels, columns = dy.shape[0], dy.shape[1], math.prod(dy.shape[2:])
-    scalar, vector = rawkernel.SCALARS[dy.dtype], reference.vector_of(columns, dy.dtype)
-    return (
-        {"SCALAR": scalar, "BITS": bits, "GROUP": group_size, "VECTOR": vector},
-        samples * channels,
-        channels,
-        columns,
-    )
+    samples, channels, columns = shape[0], shape[1], math.prod(shape[2:])
+    macros: rawkernel.Macros = {
+        "SCALAR": rawkernel.SCALARS[dtype],
+        "BITS": bits,
+        "GROUP": group_size,
+        "VECTOR": reference.vector_of(columns, dtype),
+    }
+    return macros, samples * channels, channels, columns
 
 
 @define(
@@ -144,3 +149,27 @@ def backward(
             raise ValueError(f"{channels} channels need as many numbers in {name}, found {each.numel()}")
     sums = mean.new_empty(2, samples, channels)
     return torch.empty_like(dy), mean.new_empty(channels), mean.new_empty(channels), sums
+
+
+@functools.lru_cache(maxsize=4096)
+def gradients(
+    shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int, device: torch.device
+) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+    """Return a function of dy, codes, words, mean, invstd and weight that does as :func:`backward` for one form of dy.
+
+    It is for float32 and half types and for plain tensors, while nothing sees operators
+    (:func:`actbench.ops.library.is_watched`): what the operator checks and computes at each call is known of them.
+    """
+    samples, channels = shape[:2]
+    fill = (launcher if device.type == "cuda" else cpu.filler)(shape, dtype, bits, group_size)
+    new_dx, new_vector = allocator(shape, dtype, device), allocator((channels,), torch.float32, device)
+    new_sums = allocator((2, samples, channels), torch.float32, device)
+
+    def run(
+        dy: Tensor, codes: Tensor, words: Tensor, mean: Tensor, invstd: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dx, for_weight, for_bias = new_dx(), new_vector(), new_vector()
+        fill(dx, for_weight, for_bias, new_sums(), dy, codes, words, mean, invstd, weight)
+        return dx, for_weight, for_bias
+
+    return run

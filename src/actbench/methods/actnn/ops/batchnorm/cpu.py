@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from numba import prange
 from torch import Tensor
 
 from actbench.methods.actnn.ops.batchnorm.reference import LANES, vector_of
 from actbench.methods.actnn.ops.groupquant.cpu import restore, values_of
+from actbench.ops import bitpack
 from actbench.ops.bitpack.cpu import unpack
 from actbench.ops.cpu import BLOCK, at, inlined, kernel
 from actbench.ops.cpu.halves import FLOAT32, KINDS, narrow
@@ -33,18 +37,38 @@ def backward(
     weight: Tensor,
 ) -> None:
     """Fill the results of the operator."""
-    samples, channels = dy.shape[:2]
-    rows, columns = samples * channels, math.prod(dy.shape[2:])
-    together = max(1, BLOCK // columns)  # rows of a unit of a thread's work
-    units = -(-rows // together)
-    source = codes.data_ptr(), codes.numel(), words.data_ptr(), bits, group_size
-    place = rows, channels, columns, together, dy.data_ptr(), KINDS[dy.dtype], mean.data_ptr()
-    _sums(units * BLOCK, *source, *place, vector_of(columns, dy.dtype), sums.data_ptr())
-    # one block: a channel's numbers are few
-    targets = invstd.data_ptr(), for_weight.data_ptr(), for_bias.data_ptr()
-    _totals(1, rows, channels, samples * columns, sums.data_ptr(), *targets)
-    parts = invstd.data_ptr(), weight.data_ptr(), sums.data_ptr(), dx.data_ptr()
-    _gradient(units * BLOCK, *source, *place, *parts)
+    fill = filler(dy.shape, dy.dtype, bits, group_size)
+    fill(dx, for_weight, for_bias, sums, dy, codes, words, mean, invstd, weight)
+
+
+@functools.lru_cache(maxsize=4096)
+def filler(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int) -> Callable[..., None]:
+    """Return a function that does as :func:`backward` for gradients of a shape, without ``bits`` and ``group_size``.
+
+    What the kernel needs but for addresses is the same in each call, and to make it takes a good part of one.
+    """
+    samples, channels, columns = shape[0], shape[1], math.prod(shape[2:])
+    rows, together = samples * channels, max(1, BLOCK // columns)  # rows of a unit of a thread's work
+    elements, size = -(-rows // together) * BLOCK, bitpack.packed_bytes(rows * columns, bits)
+    place = size, bits, group_size, rows, channels, columns, together, KINDS[dtype], vector_of(columns, dtype)
+
+    def run(
+        dx: Tensor,
+        for_weight: Tensor,
+        for_bias: Tensor,
+        sums: Tensor,
+        dy: Tensor,
+        codes: Tensor,
+        words: Tensor,
+        mean: Tensor,
+        invstd: Tensor,
+        weight: Tensor,
+    ) -> None:
+        results = dx.data_ptr(), for_weight.data_ptr(), for_bias.data_ptr(), sums.data_ptr()
+        statistics = mean.data_ptr(), invstd.data_ptr(), weight.data_ptr()
+        _backward(elements, *place, *results, dy.data_ptr(), codes.data_ptr(), words.data_ptr(), *statistics)
+
+    return run
 
 
 @inlined
@@ -63,42 +87,54 @@ def _decoded(
 @inlined
 def _folded(sums: np.ndarray, vector: int) -> Any:
     """Return the sum of 32 lanes' sums of neighbours, halves by halves; in place."""
-    half = vector // 2
-    while half > 0:
-        for lane in range(LANES):
-            for i in range(half):
-                place = lane * vector + i
-                sums[place] = np.float32(sums[place] + sums[place + half])
-        half //= 2
-    half = LANES // 2
-    while half > 0:
+    for half in (4, 2, 1):  # constants, of which LLVM makes loops over vectors
+        if half < vector:
+            for lane in range(LANES):  # what is left of the lanes stays side by side
+                for i in range(half):
+                    one, other = sums[2 * lane * half + i], sums[2 * lane * half + half + i]
+                    sums[lane * half + i] = np.float32(one + other)
+    for half in (16, 8, 4, 2, 1):
         for lane in range(half):
-            sums[lane * vector] = np.float32(sums[lane * vector] + sums[(lane + half) * vector])
-        half //= 2
+            sums[lane] = np.float32(sums[lane] + sums[lane + half])
     return sums[0]
 
 
+@inlined
+def _add(dy: np.ndarray, x: np.ndarray, center: np.float32, of_dy: np.ndarray, of_products: np.ndarray) -> None:
+    """Add one turn of the lanes, or the first elements of one, to their sums."""
+    for i in range(dy.size):
+        of_dy[i] = np.float32(of_dy[i] + dy[i])
+        product = np.float32(dy[i] * np.float32(x[i] - center))
+        of_products[i] = np.float32(of_products[i] + product)
+
+
 @kernel
-def _sums(
+def _backward(
     units: int,
-    codes: int,
     size: int,
-    words: int,
     bits: int,
     group_size: int,
     rows: int,
     channels: int,
     columns: int,
     together: int,
-    dy: int,
     kind: int,
-    mean: int,
     vector: int,
+    dx: int,
+    for_weight: int,
+    for_bias: int,
     sums: int,
+    dy: int,
+    codes: int,
+    words: int,
+    mean: int,
+    invstd: int,
+    weight: int,
 ) -> None:
     stream = at(codes, size, np.uint8)
     found = at(words, (rows * columns + group_size - 1) // group_size, np.uint32)
-    centers, target = at(mean, channels, np.float32), at(sums, 2 * rows, np.float32)
+    centers, slopes = at(mean, channels, np.float32), at(invstd, channels, np.float32)
+    weights, parts = at(weight, channels, np.float32), at(sums, 2 * rows, np.float32)
     turn = LANES * vector
     for unit in prange(units):
         eights, wide = np.zeros(_MOST // 8 + 1, np.uint64), np.empty(columns, np.uint32)
@@ -110,65 +146,12 @@ def _sums(
             of_dy[:], of_products[:] = np.float32(0), np.float32(0)
             center = centers[row % channels]
             for start in range(0, columns, turn):
-                for i in range(min(turn, columns - start)):
-                    of_dy[i] = np.float32(of_dy[i] + gradient[start + i])
-                    product = np.float32(gradient[start + i] * np.float32(x[start + i] - center))
-                    of_products[i] = np.float32(of_products[i] + product)
-            target[row] = _folded(of_dy, vector)
-            target[rows + row] = _folded(of_products, vector)
+                _add(gradient[start : start + turn], x[start : start + turn], center, of_dy, of_products)
+            parts[row] = _folded(of_dy, vector)
+            parts[rows + row] = _folded(of_products, vector)
 
+    _total(parts, rows // channels * columns, slopes, for_weight, for_bias)
 
-@kernel
-def _totals(
-    units: int,
-    rows: int,
-    channels: int,
-    count: int,
-    sums: int,
-    invstd: int,
-    for_weight: int,
-    for_bias: int,
-) -> None:
-    parts, slopes = at(sums, 2 * rows, np.float32), at(invstd, channels, np.float32)
-    weights, biases = at(for_weight, channels, np.float32), at(for_bias, channels, np.float32)
-    number = np.float32(count)
-    for _ in range(units):
-        for channel in range(channels):
-            of_dy, of_products = np.float32(0), np.float32(0)
-            for row in range(channel, rows, channels):
-                of_dy = np.float32(of_dy + parts[row])
-                of_products = np.float32(of_products + parts[rows + row])
-            biases[channel] = of_dy
-            weights[channel] = np.float32(of_products * slopes[channel])
-            parts[channel] = np.float32(of_dy / number)
-            square = np.float32(slopes[channel] * slopes[channel])
-            parts[rows + channel] = np.float32(np.float32(of_products / number) * square)
-
-
-@kernel
-def _gradient(
-    units: int,
-    codes: int,
-    size: int,
-    words: int,
-    bits: int,
-    group_size: int,
-    rows: int,
-    channels: int,
-    columns: int,
-    together: int,
-    dy: int,
-    kind: int,
-    mean: int,
-    invstd: int,
-    weight: int,
-    sums: int,
-    dx: int,
-) -> None:
-    stream = at(codes, size, np.uint8)
-    found = at(words, (rows * columns + group_size - 1) // group_size, np.uint32)
-    centers, slopes = at(mean, channels, np.float32), at(invstd, channels, np.float32)
-    weights, parts = at(weight, channels, np.float32), at(sums, 2 * rows, np.float32)
     for unit in prange(units):
         eights, wide = np.zeros(_MOST // 8 + 1, np.uint64), np.empty(columns, np.uint32)
         x = np.empty(columns, np.float32)
@@ -183,6 +166,24 @@ def _gradient(
             else:
                 _write(gradient, x, center, level, slope, factor, x)
                 narrow(x.view(np.uint32), kind, at(dx + 2 * row * columns, columns, np.uint16))
+
+
+@inlined
+def _total(parts: np.ndarray, count: int, slopes: np.ndarray, for_weight: int, for_bias: int) -> None:
+    """Add up the rows of each channel, write its gradients, and put means in the place of its first row's sums."""
+    channels, rows = slopes.size, parts.size // 2
+    weights, biases = at(for_weight, channels, np.float32), at(for_bias, channels, np.float32)
+    number = np.float32(count)
+    for channel in range(channels):
+        of_dy, of_products = np.float32(0), np.float32(0)
+        for row in range(channel, rows, channels):
+            of_dy = np.float32(of_dy + parts[row])
+            of_products = np.float32(of_products + parts[rows + row])
+        biases[channel] = of_dy
+        weights[channel] = np.float32(of_products * slopes[channel])
+        parts[channel] = np.float32(of_dy / number)
+        square = np.float32(slopes[channel] * slopes[channel])
+        parts[rows + channel] = np.float32(np.float32(of_products / number) * square)
 
 
 @inlined

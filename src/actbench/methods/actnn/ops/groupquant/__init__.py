@@ -22,6 +22,7 @@ from torch import Tensor
 
 from actbench.methods.actnn.ops.groupquant import cpu, reference
 from actbench.ops import bitpack, rawkernel
+from actbench.ops.allocation import allocator
 from actbench.ops.library import EVERYWHERE, Kernels, check_bits, check_contiguous, check_vector, copied, define
 from actbench.ops.noise import check_seed
 
@@ -152,36 +153,41 @@ def encode(x: Tensor, bits: int, group_size: int, seed: Tensor, stochastic: bool
 
 def encoder(
     x: Tensor, bits: int, group_size: int, stochastic: bool
-) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+) -> Callable[[Tensor, Tensor], tuple[tuple[Tensor, Tensor], int | None]]:
     """Return a function of a tensor and a seed that encodes the elements of the tensor in memory order.
+
+    It also returns how many groups have a value that is not finite; on CUDA, where the host does not wait for the
+    kernel, None.
 
     It is for tensors of the form of x without gaps in memory, while nothing sees operators
     (:func:`actbench.ops.library.is_watched`): what the operator checks and computes at each call is known of them.
     """
     size, groups = bitpack.packed_bytes(x.numel(), bits), -(-x.numel() // group_size)
     fill = (_launching_encoder if x.is_cuda else cpu.encoder)(x.numel(), x.dtype, bits, group_size, stochastic)
+    new_codes, new_words = allocator((size,), torch.uint8, x.device), allocator((groups,), torch.int32, x.device)
 
-    def run(x: Tensor, seed: Tensor) -> tuple[Tensor, Tensor]:
-        codes, words = x.new_empty(size, dtype=torch.uint8), x.new_empty(groups, dtype=torch.int32)
-        fill(codes, words, x, seed)
-        return codes, words
+    def run(x: Tensor, seed: Tensor) -> tuple[tuple[Tensor, Tensor], int | None]:
+        codes, words = new_codes(), new_words()
+        not_finite = fill(codes, words, x, seed)
+        return (codes, words), not_finite
 
     return run
 
 
 def decoder(
-    shape: Sequence[int], dtype: torch.dtype, bits: int, group_size: int, on_cuda: bool
+    shape: Sequence[int], dtype: torch.dtype, bits: int, group_size: int, device: torch.device
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return a function of codes and words that decodes all elements, into this shape; as :func:`encoder`."""
     count = math.prod(shape)
     fill = (
         _launching_decoder(count, bitpack.packed_bytes(count, bits), dtype, bits, group_size, 0)
-        if on_cuda
+        if device.type == "cuda"
         else cpu.decoder(count, dtype, bits, group_size, 0)
     )
+    new = allocator(shape, dtype, device)
 
     def run(codes: Tensor, words: Tensor) -> Tensor:
-        out = codes.new_empty(shape, dtype=dtype)
+        out = new()
         fill(out, codes, words)
         return out
 

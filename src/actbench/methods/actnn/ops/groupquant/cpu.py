@@ -127,17 +127,19 @@ def encode(codes: Tensor, meta: Tensor, x: Tensor, bits: int, group_size: int, s
 @functools.lru_cache(maxsize=4096)
 def encoder(
     count: int, dtype: torch.dtype, bits: int, group_size: int, stochastic: bool
-) -> Callable[[Tensor, Tensor, Tensor, Tensor], None]:
+) -> Callable[[Tensor, Tensor, Tensor, Tensor], int]:
     """Return a function that encodes so many elements: of codes, words, the elements and a seed.
 
+    It returns how many groups have a value that is not finite.
     What the kernel needs but for addresses is the same in each call, and to make it takes a good part of one.
     """
     per, groups, kind = per_unit(group_size), -(-count // group_size), KINDS[dtype]
     elements, place = -(-groups // per) * BLOCK, (1, count, group_size, lanes_of(group_size), per)
 
-    def run(codes: Tensor, meta: Tensor, x: Tensor, seed: Tensor) -> None:
+    def run(codes: Tensor, meta: Tensor, x: Tensor, seed: Tensor) -> int:
         target = codes.data_ptr(), codes.numel(), seed.data_ptr(), stochastic
-        _encode(elements, meta.data_ptr(), *place, x.data_ptr(), kind, bits, 0, 0, *target)
+        found: int = _encode(elements, meta.data_ptr(), *place, x.data_ptr(), kind, bits, 0, 0, *target)
+        return found
 
     return run
 
@@ -231,10 +233,11 @@ def _encode(
     size: int,
     seed: int,
     stochastic: bool,
-) -> None:
+) -> int:
     per_row = (columns + group_size - 1) // group_size
     found, stream = at(meta, rows * per_row, np.uint32), at(codes, size, np.uint8)
     state = state_at(seed) if stochastic else np.uint64(0)
+    not_finite = 0
     for unit in prange(units):
         # 256 and a half: without noise a place is rounded to the nearest code
         random, wide = np.full(_MOST, np.float32(256.5), np.float32), np.empty(_MOST, np.uint32)
@@ -255,6 +258,8 @@ def _encode(
                 pack(eights[: (count + 7) // 8], width, stream[byte : min(end, byte + (count + 7) // 8 * width)])
             elif widths != 0:
                 found[group] = np.uint32(NAN_WORD)
+            not_finite += int(found[group] == np.uint32(NAN_WORD))
+    return not_finite
 
 
 @kernel

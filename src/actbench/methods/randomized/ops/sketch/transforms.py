@@ -25,7 +25,7 @@ from actbench.methods.randomized.ops.halves import sketch_halves
 from actbench.methods.randomized.ops.sketch import samples
 from actbench.methods.randomized.ops.sketch.samples import CHUNK_BYTES, working_type
 from actbench.ops.hostmemory import is_elsewhere
-from actbench.ops.library import traced
+from actbench.ops.library import is_watched, traced
 from actbench.ops.simulation import few_for_all
 from actbench.units import MIB
 
@@ -70,12 +70,16 @@ def _piece(
     With ``halves`` each column is multiplied with both halves of a row.
     """
     scale = size**-0.5
-    entries = sketch.sketch_columns(seed, first, part.shape[0], size, kind, factor, 1 + halves)
+    form = first, part.shape[0], size, kind, factor, 1 + halves
+    if type(seed) is Tensor and (seed.is_cpu or seed.is_cuda) and not (traced() or is_watched()):
+        entries = sketch.maker(*form, seed.device)(seed)
+    else:
+        entries = sketch.sketch_columns(seed, *form)
     if halves:
         return _wide_product(entries, sketch_halves(part.contiguous(), scale))
     if factor.itemsize < 4:
         return _wide_product(entries, part).mul_(scale)
-    return (entries @ (part if part.dtype == factor else part.to(factor))).mul_(scale)
+    return torch.mm(entries, part if part.dtype == factor else part.to(factor)).mul_(scale)
 
 
 def _wide_product(a: Tensor, b: Tensor) -> Tensor:
