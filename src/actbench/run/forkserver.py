@@ -98,7 +98,6 @@ def main(arguments: Sequence[str]) -> None:
     if _forks_libraries:
         _import(also)
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
-    gc.collect()
     gc.enable()
     gc.freeze()  # or each process would search again, and copy, what was imported here
     control.sendall(READY)

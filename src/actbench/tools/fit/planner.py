@@ -248,7 +248,8 @@ class Planner(Survey):
 
     def _is_replaced(self, plan: Plan, limit: int) -> bool:
         """Whether an answer would leave a plan out that takes what its parts add up to, or a little less."""
-        found = [each for each in self.found if each.need <= limit]
+        most = self.space.most_squared_error
+        found = [each for each in self.found if each.need <= limit and self.space.errors.of(each.plan) <= most]
         steps = [(each.plan.training(each.measured.warnings), each.seconds) for each in found]
         own = plan.training(), (1 - _WRONG_SECONDS) * plan.seconds
         return any(replaces(steps[place], own) for place in worth_showing(steps) if found[place].plan != plan)
