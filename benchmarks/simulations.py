@@ -1,7 +1,8 @@
 """How many simulations `actbench fit` needs, and how long it computes: the table in results/simulations.
 
-Each fit is made anew, with both frontiers and without a budget. Limits are those of results/fit, and for the Llama 50 %
-of its exact step's peak, as in results/plans; for the script about 60 % of it::
+Each fit is made anew, with both frontiers and without a budget. Limits are those of results/fit, and for the Llama with
+LoRA 50 % of its exact step's peak, as in results/plans; for the script about 60 % of it. Over several cards the limit
+is a card's, and the answer that of ``actbench fit --processes``::
 
     .venv/bin/python benchmarks/simulations.py results/simulations                    # all models
     .venv/bin/python benchmarks/simulations.py results/simulations --model resnet50
@@ -12,16 +13,19 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from actbench.cli.printing import progress_shown
+from actbench.machine import machine
 from actbench.model.records import Case
 from actbench.model.scripts import Script
 from actbench.tools.fit.answer import numbered
 from actbench.tools.fit.fit import find
-from actbench.tools.fit.records import Asked
+from actbench.tools.fit.questions import shared_out
+from actbench.tools.fit.records import Asked, PlannedStep
 from actbench.tools.fit.simulations import Means
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -46,6 +50,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "device_profile": "rtx-4090",
         "memory_limit_bytes": 19550344192,
     },
+    "llama-3.1-8b, 8 cards": {
+        "model": "llama-3.1-8b",
+        "batch_size": 1,
+        "sequence_length": 2048,
+        "dtype": "bfloat16",
+        "device_profile": "rtx-4090",
+    },
     "examples/train.py": {
         "model": "examples/train.py",
         "batch_size": 1,
@@ -55,6 +66,9 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 
+PROCESSES = {"llama-3.1-8b, 8 cards": 8}
+"""Models that are shared out over so many processes, each with a card."""
+
 
 def _processor_seconds() -> float:
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -63,31 +77,53 @@ def _processor_seconds() -> float:
 
 def row_of(name: str) -> dict[str, Any]:
     """Fit one model, and return its row."""
-    began = _processor_seconds()
+    began, begun = _processor_seconds(), time.perf_counter()
     case = Case(meter="simulated", gradient_quality=False, **MODELS[name])
     with progress_shown("") as progress:
-        found = find(case, Asked(), Means(None, "benchmarks/simulations.py", budget_seconds=None, progress=progress))
-    plans = [each.record.joined for each in found.tried]
+        means = Means(None, "benchmarks/simulations.py", budget_seconds=None, progress=progress)
+        found = _on_one_card(case, means) if name not in PROCESSES else _over(PROCESSES[name], case, means)
     return {
         "model": name,
+        **found,
+        "processor_seconds": round(_processor_seconds() - began, 1),
+        "seconds": round(time.perf_counter() - begun, 1),
+        "cores": machine().cores,
+    }
+
+
+def _on_one_card(case: Case, means: Means) -> dict[str, Any]:
+    found = find(case, Asked(), means)
+    return {
         "whole": found.whole,
         "copies": found.copies,
         "refused": len(found.refused),
-        "joined": sum(plans),
+        "joined": sum(each.record.joined for each in found.tried),
         "frontier": [len(found.frontier(exact=exact)) for exact in (True, False)],
         "error": found.error,
-        "processor_seconds": round(_processor_seconds() - began, 1),
-        "plans": [
-            {
-                "plan": each.name,
-                "need_bytes": each.need_bytes,
-                "limit_bytes": found.limit_bytes,
-                "seconds": each.seconds,
-                "slowdown": each.slowdown,
-                "joined": each.record.joined,
-            }
-            for each in numbered(found)
-        ],
+        "plans": [_plan(each) | {"limit_bytes": found.limit_bytes} for each in numbered(found)],
+    }
+
+
+def _over(processes: int, case: Case, means: Means) -> dict[str, Any]:
+    found = shared_out(case, [processes], Asked(), means)
+    return {
+        "whole": found.made.whole,
+        "copies": found.made.copies,
+        "refused": len(found.refused),
+        "joined": 0,
+        "frontier": [],
+        "error": None,
+        "plans": [_plan(each.step) | {"limit_bytes": found.case.memory_limit_bytes} for each in found.rows],
+    }
+
+
+def _plan(step: PlannedStep) -> dict[str, Any]:
+    return {
+        "plan": step.name,
+        "need_bytes": step.need_bytes,
+        "seconds": step.seconds,
+        "slowdown": step.slowdown,
+        "joined": step.record.joined,
     }
 
 
@@ -95,7 +131,8 @@ _ABOUT = (
     "Made by `benchmarks/simulations.py results/simulations`: fits with no stored results, no budget. *Whole* counts "
     "steps of the whole model, *copies* those of copies with fewer blocks; a scheme that is refused before its step "
     "counts as neither. Frontiers are those with exact and with any gradients. *Off* is the most that a joined peak is "
-    "off where the plan is simulated whole, too. Seconds are processor time of all processes, imports included."
+    "off where the plan is simulated whole, too. *Processor* is the time of all processes, *clock* that of the command "
+    "on so many cores; both have all imports."
 )
 
 
@@ -103,14 +140,16 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return the table."""
     lines = [
         *("# Simulations of fits", "", _ABOUT, ""),
-        "| Model | Whole | Copies | Plans joined | Points of frontiers | Off | Processor |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| Model | Whole | Copies | Plans joined | Points of frontiers | Off | Processor | Clock | Cores |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in rows:
         off = "" if row["error"] is None else f"{100 * row['error']:.2f} %"
         points = " + ".join(map(str, row["frontier"]))
         cells = [row["model"], row["whole"], row["copies"], row["joined"], points, off]
-        lines.append("| " + " | ".join(map(str, cells)) + f" | {row['processor_seconds']:.0f} s |")
+        cells += [f"{row['processor_seconds']:.0f} s"]
+        cells += [f"{row['seconds']:.0f} s", row["cores"]] if "seconds" in row else ["", ""]  # older rows have none
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join([*lines, ""])
 
 

@@ -99,6 +99,28 @@ def test_a_process_begins_with_what_another_learned(
     assert ran
 
 
+def test_what_was_refreshed_is_not_read_again(recipes: SharedOpCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert forked(lambda: results(recipes)) == 0
+    recipes.refresh()
+    loads = list[bytes]()
+    monkeypatch.setattr("actbench.simulator.sharedopcache.pickle.loads", loads.append)
+
+    assert len(known(recipes)) > 2
+    assert known(recipes, "another") == set()
+    assert loads == []
+
+
+def test_an_operator_that_is_registered_later_is_known_then(
+    recipes: SharedOpCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert forked(lambda: results(recipes)) == 0
+    with monkeypatch.context() as patched:
+        patched.setattr(sharedopcache, "_operator", lambda name: None)
+        assert known(recipes) == set()
+
+    assert len(known(recipes)) > 2
+
+
 def test_a_mode_alone_begins_with_nothing(recipes: SharedOpCache, ran: list[Any]) -> None:
     results(recipes)
     first = len(ran)

@@ -23,7 +23,7 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import NoReturn
@@ -87,20 +87,21 @@ def main(arguments: Sequence[str]) -> None:
     adopt_orphans()
     control = socket.socket(fileno=int(descriptor))
     gc.disable()  # imports make millions of objects and no garbage, and its search takes a fifth of their time
+    before_fork: Callable[[], object] | None = None
     if _forks_libraries:
         module = importlib.import_module(bench)
         getattr(module, "before_forks", lambda: None)()
+        before_fork = getattr(module, "before_fork", None)
         _import(preload)
     with control.makefile("rb") as told:
         also = json.loads(told.readline() or "[]")  # empty if the parent is gone
     if _forks_libraries:
         _import(also)
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
-    gc.collect()
     gc.enable()
     gc.freeze()  # or each process would search again, and copy, what was imported here
     control.sendall(READY)
-    _Server(control, bench).serve()
+    _Server(control, bench, before_fork).serve()
 
 
 def _import(modules: Iterable[str]) -> None:
@@ -110,9 +111,10 @@ def _import(modules: Iterable[str]) -> None:
 
 
 class _Server:
-    def __init__(self, control: socket.socket, bench: str) -> None:
+    def __init__(self, control: socket.socket, bench: str, before_fork: Callable[[], object] | None) -> None:
         self._control = control
         self._bench = bench
+        self._before_fork = before_fork
         self._pid = os.getpid()
         self._monitors: dict[int, socket.socket] = {}
         self._killed: set[int] = set()
@@ -168,6 +170,8 @@ class _Server:
             self._ending = True  # the parent closed its end or was killed
             return
         connection, monitor, output = descriptors
+        if self._before_fork is not None:
+            self._before_fork()
         pid = os.fork()
         if pid == 0:
             self._become_worker(connection, said.removeprefix(FORK), monitor, output)

@@ -90,7 +90,7 @@ class Bench(Protocol):
 
     It may have a ``Trial`` in addition to its ``Session``, for trials. Both take a case, and ``world`` where several
     processes measure it. A function ``before_forks`` of it is called once in the process from which those of cases are
-    forked.
+    forked, and ``before_fork`` before each of them is.
     """
 
     Session: Callable[..., Session]

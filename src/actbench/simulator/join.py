@@ -131,12 +131,13 @@ class Joiner:
 
     Args:
         base: The trace without an action on any block, which also gives all that is outside of the blocks.
-        traces: The trace of each further action.
+        traces: The trace of each further action; more may be added later.
     """
 
     def __init__(self, base: Trace, traces: Mapping[Hashable, Trace]) -> None:
         self._base = _Cut(base)
-        self._cuts = {action: _Cut(trace) for action, trace in traces.items()}
+        self._traces = traces
+        self._cuts: dict[Hashable, _Cut] = {}
 
     @cached_property
     def unchanged(self) -> Joined:
@@ -145,6 +146,8 @@ class Joiner:
 
     def join(self, plan: Sequence[Hashable]) -> Joined:
         """Return the step in which each block has its action; one without a trace is left as it is."""
+        new = (self._traces.keys() & set(plan)) - self._cuts.keys()
+        self._cuts.update((action, _Cut(self._traces[action])) for action in new)
         return _Join(self._base, [self._cuts.get(action, self._base) for action in plan]).run()
 
 
@@ -166,6 +169,7 @@ class _Join:
         self._frees: dict[Label, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         self._taken: set[tuple[Label, int]] = set()
         self._forwarded = -1
+        self._is_cleared = False
         self._before = _by_size(base, (name for name in base.freed if base.made[name] == BEFORE))
 
     def run(self) -> Joined:
@@ -295,7 +299,9 @@ class _Join:
         maker = self._of(self._base.made[name])
         same = name if maker is self._base else maker.counterpart(self._base, name)
         equal = [] if same is None else [self._name(maker, same)]
-        for joined in equal if self._base.trace.follows else [*self._held]:
+        if not self._base.trace.follows:
+            equal, self._is_cleared = [] if self._is_cleared else [*self._held], True
+        for joined in equal:
             if self._held.get(joined, BEFORE) not in (BEFORE, STATE, OPTIMIZER):
                 yield joined, 0
 

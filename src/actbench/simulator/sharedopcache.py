@@ -23,6 +23,9 @@ _LENGTH = struct.Struct("!Q")
 _PART = struct.Struct("!HI")
 _MOST_BYTES = 8 * 2**20  # which take half a second to read; ResNet-50 with all that fit tries has half a MiB
 
+_Result = tuple[str, tuple[Any, ...], Any]
+"""The name of an operator, the rest of the key, and what makes the result again."""
+
 
 class SharedOpCache:
     """Cached results in a file that a process shares with the processes that it forks.
@@ -36,27 +39,41 @@ class SharedOpCache:
 
     def __init__(self, file: int) -> None:
         self._file = file
+        self._read_bytes = 0
+        self._known: dict[str, OpCache] = {}
+        self._unresolved: dict[str, list[_Result]] = {}  # of operators that this process has not registered
 
-    def load(self, device: str) -> CacheSnapshot:
-        """Return the cached results of all processes that simulated a device; none where they cannot be read."""
-        known: OpCache = {}
-        operators: dict[str, Any] = {}
+    def refresh(self) -> None:
+        """Read what other processes have added; what is forked from this process then need not read it again."""
         # cached results only save time
         with suppress(OSError):
             with self._locked(fcntl.LOCK_SH) as length:
-                held = os.pread(self._file, length, _LENGTH.size)
-            for part in _parts_of(held, device.encode()):
-                for name, rest, make in pickle.loads(part):
-                    operator = operators[name] = operators.get(name) or _operator(name)
-                    if operator is not None:
-                        known[operator, *rest] = make
-        return CacheSnapshot(self, device, known)
+                added = os.pread(self._file, length - self._read_bytes, _LENGTH.size + self._read_bytes)
+            self._read_bytes += len(added)
+            for device, part in _parts_of(added):
+                self._resolve(device, pickle.loads(part))
+
+    def load(self, device: str) -> CacheSnapshot:
+        """Return the cached results of all processes that simulated a device; none where they cannot be read."""
+        self.refresh()
+        self._resolve(device, self._unresolved.pop(device, []))
+        return CacheSnapshot(self, device, dict(self._known.get(device, {})))
+
+    def _resolve(self, device: str, results: list[_Result]) -> None:
+        """Note results whose operators are registered in this process, and leave the others for later."""
+        known, operators = self._known.setdefault(device, {}), dict[str, Any]()
+        for name, rest, make in results:
+            operator = operators[name] = operators.get(name) or _operator(name)
+            if operator is None:
+                self._unresolved.setdefault(device, []).append((name, rest, make))
+            else:
+                known[operator, *rest] = make
 
     def add(self, device: str, found: OpCache) -> None:
         """Add results for later processes, as far as there is space."""
         # without space, or with something among arguments that no other process can have, others look for themselves
         with suppress(OSError, pickle.PicklingError, TypeError, AttributeError):
-            results = pickle.dumps([(str(operator), rest, make) for (operator, *rest), make in found.items()])
+            results = pickle.dumps([(str(operator), tuple(rest), make) for (operator, *rest), make in found.items()])
             part = _PART.pack(len(device.encode()), len(results)) + device.encode() + results
             with self._locked(fcntl.LOCK_EX) as length:
                 # a full disk takes less than all, and says nothing
@@ -95,15 +112,14 @@ class CacheSnapshot:
         self._shared.add(self._device, dict(islice(self.known.items(), self._count, None)))
 
 
-def _parts_of(held: bytes, device: bytes) -> Iterator[bytes]:
-    """Yield the pickles of a device."""
+def _parts_of(held: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yield the device and the pickle of each part."""
     place = 0
     while place < len(held):
-        of_name, of_recipes = _PART.unpack_from(held, place)
+        of_name, of_results = _PART.unpack_from(held, place)
         begins = place + _PART.size + of_name
-        if held[place + _PART.size : begins] == device:
-            yield held[begins : begins + of_recipes]
-        place = begins + of_recipes
+        yield held[place + _PART.size : begins].decode(), held[begins : begins + of_results]
+        place = begins + of_results
 
 
 def _operator(name: str) -> Any:

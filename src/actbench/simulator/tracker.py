@@ -130,6 +130,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         In inference mode, and of an operator on functions, those that it is composed of are counted.
         """
+        if asks_device(func, args):  # as autograd does twice for each operator
+            self._settle()
+            return args[0].device
         if isinstance(func, HigherOrderOperator) or torch.is_inference_mode_enabled() or self.real_form(func):
             made = self._composed(func, args, kwargs or {})
             if made is not NotImplemented:
@@ -137,8 +140,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(kind is not FakeTensor and hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented  # the tensor's class then runs operators, which come here
         self._settle()
-        if asks_device(func, args):
-            return args[0].device
         result = func(*args, **(kwargs or {}))
         if func in OF_MATRICES:
             # the id is -1 outside of backward passes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from surveyed import planner_of
 
 from actbench.model.measured import Measurement
@@ -32,12 +33,20 @@ def test_plans_are_joined_and_then_proved() -> None:
     others = [case for case in [*planner.outcomes][simulated:] if case not in told]
     assert all(",only=" not in case.scheme or case.scheme.count("only=") == 1 for case in others)
 
-    planner.prove([each.case for each in joined])
+    proved = planner.unproved(told)
+    # of a plan that changes no block, the trace is that of its own simulation
+    assert proved == [each for each in joined if any(each.plan.actions)]
 
-    assert not any(each.is_joined for each in planner.found)
-    assert len(planner.errors) == len(joined)
+    for replayed in (each for each in joined if each not in proved):
+        simulated_at = next(each for each in planner.found if each.plan == replayed.plan and not each.is_joined)
+        assert replayed.seconds == pytest.approx(simulated_at.seconds, rel=1e-9)  # in micro-batches, too
+
+    planner.prove(proved)
+
+    assert not planner.unproved(told)
+    assert len(planner.errors) == len(proved)
     assert max(map(abs, planner.errors)) < 0.003
-    for before in joined:
+    for before in proved:
         whole = planner.outcomes[before.case]
         assert isinstance(whole, Measurement)
         assert before.measured.estimated is not None

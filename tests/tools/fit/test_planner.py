@@ -20,9 +20,9 @@ from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case
 from actbench.report.advice import needed_bytes
 from actbench.tools.convert.model import conversion_of, convert
-from actbench.tools.fit.plan import Action, Plan
+from actbench.tools.fit.plan import Action, Plan, candidates_for
 from actbench.tools.fit.planner import Goal, Planner
-from actbench.tools.fit.records import ANY, EXACT, FitRecord
+from actbench.tools.fit.records import ANY, EXACT, LEVELS, FitRecord
 from actbench.workload import load_workload
 
 TEXT = {"sequence_length": 64}
@@ -185,6 +185,36 @@ def test_an_optimizer_does_the_same_in_each_way_of_computing_with_the_same_state
     found = simulated(together, planner).phase_peaks, simulated(Plan(other.around), planner).phase_peaks
     (costs,) = other.changes.values()
     assert found[0].optimizer_bytes - found[1].optimizer_bytes == costs.update
+
+
+@pytest.mark.slow
+def test_within_one_limit_fewer_simulations_of_other_ways_of_computing_give_the_same_answer() -> None:
+    settings = {"meter": "simulated", "device_profile": "a100-80gb", "gradient_quality": False, **TEXT}
+    case = Case(model="tiny-roberta@num_hidden_layers=6", batch_size=256, memory_limit_bytes=ANY_NUMBER, **settings)
+    names = ("checkpoint", "msln", "wtacrs:0.3", "lora:4", "autocast:bfloat16", "pure:bfloat16")
+    known: dict[Case, Outcome] = {}
+
+    def remembered(plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
+        known.update(simulate({case: plan for case, plan in plans.items() if case not in known}))
+        yield from ((case, known[case]) for case in plans)
+
+    def answered(within: float) -> tuple[Planner, int]:
+        """Return a planner with an answer, and how many simulations it was made from."""
+        planner = Planner(case, candidates_for(case, {}, names=names), remembered)
+        planner.start()
+        planner.begin()
+        planner.look_further(within * planner.exact_step.need)
+        count = len(planner.outcomes)
+        planner.answer(round(0.9 * planner.exact_step.need), LEVELS)
+        return planner, count
+
+    (every, most), (few, count) = answered(0.0), answered(0.9)
+
+    assert count < most
+    limit = round(0.9 * every.exact_step.need)
+    for level in LEVELS:
+        best, found = every.fastest(Goal(level, limit)), few.fastest(Goal(level, limit))
+        assert best is None or (found is not None and found.seconds <= 1.005 * best.seconds)
 
 
 @pytest.mark.slow

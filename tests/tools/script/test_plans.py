@@ -265,7 +265,7 @@ def test_plans_of_a_script_are_joined(tmp_path: Path) -> None:
 
     planner.tried(plans, ANY_NUMBER)
 
-    joined = [each.case for each in planner.found if each.is_joined]
+    joined = [each for each in planner.found if each.is_joined]
     assert len(joined) == len(planner.outcomes) - simulated > 0
     planner.prove(joined[:1])
     assert planner.errors == [0.0]

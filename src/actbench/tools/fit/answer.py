@@ -14,7 +14,7 @@ from actbench.model.gradient import GRADIENTS
 from actbench.model.measured import Measurement
 from actbench.model.records import Case, Failure
 from actbench.model.spec import parse_spec
-from actbench.tools.fit.records import MARGIN, FitRecord, PlannedStep, step_seconds_of, to_nine_digits
+from actbench.tools.fit.records import MARGIN, FitRecord, PlannedStep, Training, step_seconds_of, to_nine_digits
 from actbench.units import counted, format_bytes
 
 _ALIKE = 0.02  # share of a step's time; the errors of estimates are larger
@@ -97,21 +97,11 @@ class Fitted:
         A plan that trains further from the exact step is left out unless it is faster by more than estimates may be
         off.
         """
-        kept: list[PlannedStep] = []
         fitting = [
             each for each in self._alike(adapters) if self.has_room_for(each) and each.slowdown <= self.max_slowdown
         ]
-        nearer = {
-            id(one): sum(two.training != one.training and two.training.is_as_near(one.training) for two in fitting)
-            for one in fitting
-        }
-        for each in sorted(fitting, key=lambda each: (nearer[id(each)], each.seconds)):
-            near = [other for other in kept if other.training.is_as_near(each.training)]
-            if not any(
-                other.seconds <= (1 + _ALIKE * (other.training != each.training)) * each.seconds for other in near
-            ):
-                kept.append(each)
-        return [each for each in fitting if each in kept]
+        kept = worth_showing([(each.training, each.seconds) for each in fitting])
+        return [each for place, each in enumerate(fitting) if place in kept]
 
     @property
     def has_shortlist(self) -> bool:
@@ -152,6 +142,22 @@ class Fitted:
         """Return the plans with the exact step's parameters, updates and precision, the fastest first."""
         furthest = self.exact.training.model_copy(update={} if exact else {"gradient": GRADIENTS[-1]})
         return [each for each in self.tried if each.training.is_as_near(furthest)]
+
+
+def worth_showing(plans: Sequence[tuple[Training, float]]) -> set[int]:
+    """Return the places of the plans, each with its seconds, that no other one replaces that trains as near."""
+    nearer = [sum(two != one and two.is_as_near(one) for two, _ in plans) for one, _ in plans]
+    kept = set[int]()
+    for place in sorted(range(len(plans)), key=lambda place: (nearer[place], plans[place][1])):
+        if not any(replaces(plans[other], plans[place]) for other in kept):
+            kept.add(place)
+    return kept
+
+
+def replaces(one: tuple[Training, float], other: tuple[Training, float]) -> bool:
+    """Whether a plan that trains as near as another one is about as fast: estimates may be off by more."""
+    (near, seconds), (training, others) = one, other
+    return near.is_as_near(training) and seconds <= (1 + _ALIKE * (near != training)) * others
 
 
 def fitted(records: Iterable[FitRecord]) -> list[Fitted]:

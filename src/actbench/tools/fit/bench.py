@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Hashable
 
-from actbench import scheme as schemes
+from actbench import plugins, scheme as schemes
 from actbench.measuring import bench
 from actbench.measuring.failures import failure_of as failure_of  # a bench has it
 from actbench.measuring.inspection.recorder import RunningModules
@@ -20,16 +20,29 @@ from actbench.simulator import blockmarks
 from actbench.simulator.cachingmode import starting_from
 from actbench.simulator.sharedopcache import SharedOpCache
 from actbench.simulator.simulated import SimulatedMeter
+from actbench.workload.names import presets
 
 _shared: SharedOpCache | None = None
 """Recipes that the cases of a fit share; None in a process that no fork server has started."""
 
 
 def before_forks() -> None:
-    """Make the file in which the processes that are forked from this one share recipes; it ends with them."""
+    """Make the file in which the processes that are forked from this one share recipes; it ends with them.
+
+    Read, too, what each of them would read for 60 ms: presets, and the entry points of installed packages.
+    """
     global _shared
     with tempfile.TemporaryFile() as file:
         _shared = SharedOpCache(os.dup(file.fileno()))
+    presets()
+    plugins.installed("workloads")
+    schemes.build("exact")
+
+
+def before_fork() -> None:
+    """Read recipes that were added, so that the process that is forked next has them."""
+    if _shared is not None:
+        _shared.refresh()
 
 
 class Session(bench.Session):

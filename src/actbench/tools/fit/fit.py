@@ -280,7 +280,7 @@ def _search(planner: Planner, made: Simulations, asked: Asked, limit: int) -> No
         with made.searching("plans"):
             planner.answer(limit, levels)  # before the time may end
     with made.searching("other ways of computing", _OF_OTHER_WAYS):
-        planner.look_further()
+        planner.look_further(limit)
     if asked.max_gradient_error is not None:
         made.means.progress.doing("measuring errors of gradients on a small copy of the model")
         planner.limit_error(asked.max_gradient_error)
@@ -299,7 +299,8 @@ def _prove(planner: Planner, made: Simulations, limit: int, levels: Sequence[Tra
         if planner.space.most_squared_error < math.inf:
             _note_errors(planner, made)
         found = _fitted(_whole_records(planner, made))
-        joined = [each.record.case for each in numbered(found)[:_PROVED] or [found.least] if each.record.joined]
+        first = numbered(found)[:_PROVED] or [found.least]
+        joined = planner.unproved(each.record.case for each in first)
         if not joined or not made.budget.left_seconds:
             return
         made.means.progress.doing("simulating the first plans whole")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
@@ -18,6 +18,31 @@ from actbench.tools.fit.survey import Survey
 
 
 @dataclass
+class _Setting:
+    """What plans with the same changes around the blocks are joined from.
+
+    Attributes:
+        base: What the step without an action on any block measures.
+        trace: Of that step.
+        around: The fewest changes around the blocks with which they do what they do in the setting.
+        traces: Of each action on all blocks.
+        warnings: Of the simulation of each action.
+        joiner: Joins these traces.
+    """
+
+    base: Measurement
+    trace: Trace
+    around: Action
+    traces: dict[Hashable, Trace] = field(default_factory=dict)
+    warnings: dict[Action, Sequence[str]] = field(default_factory=dict)
+    joiner: Joiner = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the joiner."""
+        self.joiner = Joiner(self.trace, self.traces)
+
+
+@dataclass
 class Joins:
     """Plans of one model, joined.
 
@@ -29,48 +54,63 @@ class Joins:
     survey: Survey
     is_simulating: bool = True
     _traces: dict[Case, Trace] = field(default_factory=dict, repr=False)
-    _joiners: dict[tuple[Plan, frozenset[Action]], tuple[Joiner, Sequence[str]]] = field(
-        default_factory=dict, repr=False
-    )
+    _grown: dict[Case, Trace | None] = field(default_factory=dict, repr=False)  # with all blocks of the model
+    _settings: dict[Plan, _Setting] = field(default_factory=dict, repr=False)
 
     def step(self, plan: Plan, limit: int) -> Measurement | None:
         """Return what the step of a plan measures; None if it cannot be joined.
 
         Cases whose traces are missing are simulated: that of the changes around the blocks, and one for each action.
         """
-        setting, actions = Plan(plan.around, (), plan.rest), frozenset(plan.actions) - {AS_IT_IS}
-        base, trace = self._whole(setting) if self.has_traces else (None, None)
-        if base is None or trace is None or not self._can_join(setting, trace, actions):
+        setting = self._setting(Plan(plan.around, (), plan.rest)) if self.has_traces else None
+        actions = frozenset(plan.actions) - {AS_IT_IS}
+        if setting is None or not self._knows(setting, actions):
             return None
-        joiner, warnings = self._joiners[setting, actions]
+        warnings = [text for action in actions for text in setting.warnings[action]]
         profile = profiles.get(self.survey.exact.device_profile or profiles.DEFAULT)
-        return measured(base, joiner, plan.actions, profile, profile.step_bytes(limit), warnings)
+        return measured(setting.base, setting.joiner, plan.actions, profile, profile.step_bytes(limit), warnings)
 
     @property
     def has_traces(self) -> bool:
         """Whether steps have traces; those whose blocks are no chain have none."""
         return self._whole(Plan())[1] is not None
 
-    def _can_join(self, setting: Plan, base: Trace, actions: frozenset[Action]) -> bool:
-        """Prepare to join plans of some actions; return whether they can be."""
-        if (setting, actions) in self._joiners:
-            return True
-        # the fewest changes around the blocks with which the blocks do what they do in the setting
-        ways = sorted((way.around for way in self.survey.space.ways if way.around <= setting.around), key=len)
-        around = setting.around
-        for fewer in (each for each in ways if each < around or setting.rest):
-            (unchanged,) = self._of_actions(fewer, [AS_IT_IS], base).values()
-            if unchanged is not None and unchanged[1].of_blocks() == base.of_blocks():
-                around = fewer
-                break
-        found = self._of_actions(around, actions, base)
-        known = {action: each for action, each in found.items() if each is not None}
-        if len(known) < len(found):
-            return False
-        warnings = [text for measured, _ in known.values() for text in measured.warnings]
-        traces: dict[Hashable, Trace] = {action: trace for action, (_, trace) in known.items()}
-        self._joiners[setting, actions] = Joiner(base, traces), warnings
-        return True
+    def _setting(self, plan: Plan) -> _Setting | None:
+        """Return the setting of a plan without actions; None if its step has no trace."""
+        if plan not in self._settings:
+            base, trace = self._whole(plan)
+            if base is None or trace is None:
+                return None
+            of_blocks = trace.of_blocks()
+            ways = sorted((way.around for way in self.survey.space.ways if way.around <= plan.around), key=len)
+            for around in (each for each in ways if each < plan.around or plan.rest):
+                (unchanged,) = self._of_actions(around, [AS_IT_IS], trace).values()
+                if unchanged is not None and unchanged[1].of_blocks() == of_blocks:
+                    break
+            else:
+                around = plan.around
+            self._settings[plan] = _Setting(base, self._timed(base, trace), around)
+        return self._settings[plan]
+
+    def _timed(self, base: Measurement, trace: Trace) -> Trace:
+        """Return the trace of a step with its time beyond that of micro-batches like the last: the first adds nothing.
+
+        That of a script says so itself.
+        """
+        profile, told = profiles.get(self.survey.exact.device_profile or profiles.DEFAULT), base.estimated
+        if trace.micro_batches == 1 or trace.follows or profile.rates is None or told is None:
+            return trace
+        done = Joiner(trace, {}).unchanged.done
+        again = estimate(done, profile.rates, profile.efficiencies, asynchronous=profile.is_cuda)
+        return replace(trace, more_seconds=told.step_seconds - again.step_seconds)
+
+    def _knows(self, setting: _Setting, actions: Iterable[Action]) -> bool:
+        """Get the traces of actions in a setting; return whether there are all of them."""
+        missing = [action for action in actions if action not in setting.traces]
+        for action, found in self._of_actions(setting.around, missing, setting.trace).items():
+            if found is not None:
+                setting.warnings[action], setting.traces[action] = found[0].warnings, found[1]
+        return setting.traces.keys() >= set(actions)
 
     def _of_actions(
         self, around: Action, actions: Iterable[Action], base: Trace
@@ -80,10 +120,13 @@ class Joins:
         outcomes = self._outcomes(dict(cases.values()))
         found: dict[Action, tuple[Measurement, Trace] | None] = {}
         for action, (case, _) in cases.items():
-            outcome, trace = outcomes.get(case), self._trace(case, outcomes.get(case))
-            if trace is not None and len(trace.blocks) < len(base.blocks):
-                trace = trace.repeated(base.blocks, self.survey.space.blocks.places)
-            found[action] = None if outcome is None or trace is None else (outcome, trace)
+            trace = self._trace(case, outcomes.get(case))
+            if trace is not None and case not in self._grown:
+                is_short = len(trace.blocks) < len(base.blocks)
+                places = self.survey.space.blocks.places
+                self._grown[case] = trace.repeated(base.blocks, places) if is_short else trace
+            grown = self._grown.get(case)
+            found[action] = None if grown is None else (outcomes[case], grown)
         return found
 
     def _whole(self, plan: Plan) -> tuple[Measurement | None, Trace | None]:

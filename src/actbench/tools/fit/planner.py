@@ -11,6 +11,7 @@ import numpy as np
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.report.advice import needed_bytes
+from actbench.tools.fit.answer import replaces, worth_showing
 from actbench.tools.fit.errors import ErrorMeter
 from actbench.tools.fit.join import Joins
 from actbench.tools.fit.plan import Plan
@@ -37,12 +38,14 @@ class Goal:
         level: The furthest that training may be from the exact step's.
         uniform: Whether it has to do the same with all blocks.
         slowest: Seconds; a plan that takes longer is not worth a simulation.
+        shown: Whether a plan is not worth one, either, that an answer leaves out beside those that were found.
     """
 
     level: Training
     limit: int
     uniform: bool = False
     slowest: float = math.inf
+    shown: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,9 +150,14 @@ class Planner(Survey):
 
     def answer(self, limit: int, levels: Sequence[Training]) -> None:
         """Try the fastest plans within a limit, and what does the same with all blocks; or what needs least."""
-        goals = [Goal(level, limit) for level in levels]
+        first = [level for level in levels if (level.updates, level.precision) == ("same", "same")]
+        goals = [Goal(level, limit) for level in first]
         goals += [Goal(level, limit, uniform=True) for level in levels if level in (EXACT, ANY)]
         self.pursue(goals)
+        further = [Goal(level, limit, shown=True) for level in levels if level not in first]
+        self.pursue(further)
+        goals += further
+        self._try((plan, limit) for plan in self._usual)
         is_nothing_found, least = not any(map(self.fastest, goals)), []
         for level in levels:  # what needs least, if nothing of a level fits but this may, or if nothing fits at all
             plan = self.space.least(level) if self.fastest(Goal(level, limit)) is None else None
@@ -235,7 +243,16 @@ class Planner(Survey):
         if goal.uniform:
             return self.space.uniform(goal.level, aim)
         plan = self.space.solve(goal.level, aim)
-        return None if plan is None or plan.seconds > goal.slowest else plan
+        is_slow = plan is None or plan.seconds > goal.slowest or (goal.shown and self._is_replaced(plan, goal.limit))
+        return None if is_slow else plan
+
+    def _is_replaced(self, plan: Plan, limit: int) -> bool:
+        """Whether an answer would leave a plan out that takes what its parts add up to, or a little less."""
+        most = self.space.most_squared_error
+        found = [each for each in self.found if each.need <= limit and self.space.errors.of(each.plan) <= most]
+        steps = [(each.plan.training(each.measured.warnings), each.seconds) for each in found]
+        own = plan.training(), (1 - _WRONG_SECONDS) * plan.seconds
+        return any(replaces(steps[place], own) for place in worth_showing(steps) if found[place].plan != plan)
 
     def _next_aim(self, goal: Goal, plan: Plan, *, fills: bool) -> float | None:
         """Return the bytes to solve for next, if a plan needs more than was predicted, or much less than the limit."""
@@ -259,6 +276,10 @@ class Planner(Survey):
     def _try(self, wanted: Iterable[tuple[Plan, int]]) -> None:
         """Join or simulate plans within limits, each within its smallest limit first: that may tell of larger ones."""
         asked = sorted(wanted, key=lambda each: each[1])
+        if self.is_joining and self._traces_left == math.inf:  # side by side
+            settings = [Plan(plan.around, (), plan.rest) for plan, limit in asked if self._known(plan, limit) is None]
+            possible = [each for each in settings if not self.space.blocks.are_changed_with(each.rest)]
+            self.measured({self.whole_case(each): each for each in possible})
         while asked:
             of_limit = {
                 (plan, limit): self.whole_case(plan).model_copy(update={"memory_limit_bytes": limit})
@@ -294,10 +315,17 @@ class Planner(Survey):
             self.note(case, plan, measured)
         return measured is not None
 
-    def prove(self, cases: Iterable[Case]) -> None:
+    def unproved(self, cases: Iterable[Case]) -> list[Found]:
+        """Return the plans of cases that were joined from traces of other steps.
+
+        One that changes no block was simulated whole: its own trace was replayed by the allocator within another limit.
+        """
+        joined = {each.case: each for each in self.found if each.is_joined and each.plan.actions}
+        return [joined[case] for case in cases if case in joined]
+
+    def prove(self, plans: Iterable[Found]) -> None:
         """Simulate plans whole that were joined."""
-        joined = {each.case: each for each in self.found if each.is_joined}
-        for found in [joined[case] for case in cases if case in joined]:
+        for found in plans:
             self.found.remove(found)
             del self.outcomes[found.case]
             whole = self.measured({found.case: found.plan}).get(found.case)

@@ -464,8 +464,8 @@ class _Estimate(NamedTuple):
     seconds: float
 
 
-def over_processes(case: Case, counts: Sequence[int], asked: Asked, means: Means, show_code: int = 0) -> Shown:
-    """Return how a model is shared out over the fewest processes on which a step fits, with the fastest plans.
+def shared_out(case: Case, counts: Sequence[int], asked: Asked, means: Means) -> Shardings:
+    """Return how a model is shared out over the fewest processes on which a step fits.
 
     ``case`` is that of one process, which has a device for itself. Slowdowns are over the exact step's time with the
     same sharding. The arguments, and what is raised, are otherwise those of :func:`actbench.tools.fit.fit.find`.
@@ -474,26 +474,32 @@ def over_processes(case: Case, counts: Sequence[int], asked: Asked, means: Means
     levels = [level for level in _levels(asked).values() if level.trained == "all"]
     candidates = candidates_of(case, asked, profile, means.schemes)
     with simulations(f"{case.model}-{profile.name}", case, candidates, means) as made:
-        shardings = Shardings(made, case, asked)
-        rows, few = list[Sharded](), list[str]()
+        found = Shardings(made, case, asked)
         for count in sorted(set(counts)):
-            rows = shardings.run(count, levels)
-            if rows:
+            found.rows = found.run(count, levels)
+            if found.rows:
                 break
-            few.append(str(count))
-    limit, (need, spec) = case.memory_limit_bytes or 0, shardings.least
+            found.too_few.append(count)
+    return found
+
+
+def over_processes(case: Case, counts: Sequence[int], asked: Asked, means: Means, show_code: int = 0) -> Shown:
+    """Return what a command shows of :func:`shared_out`."""
+    found = shared_out(case, counts, asked, means)
+    limit, (need, spec) = found.case.memory_limit_bytes or 0, found.least
     notes = [f"Limit {format_bytes(limit)} of each process; batch {case.batch_size} of each; times are estimated."]
-    table = fill(f"Shared out: {case.model} over processes with {profile.name} each", _SHARDED_COLUMNS, rows, notes)
-    numbers = ", ".join(few)
+    title = f"Shared out: {case.model} over processes with {found.case.device_profile} each"
+    numbers = ", ".join(map(str, found.too_few))
     nothing = f"nothing fits on {numbers} processes: {spec} needs {format_bytes(need)}, the least that was found"
-    if not shardings.knows_least:
+    if not found.knows_least:
         nothing = f"on {numbers} processes the time ended before the least need was known"
-    remarks = [nothing] if few else []
-    remarks += [f"cannot be: {way}: {why}" for way, why in shardings.refused.items()]
-    if shardings.left_out:
-        left = ", ".join(shardings.left_out)
+    remarks = [nothing] if numbers else []
+    remarks += [f"cannot be: {way}: {why}" for way, why in found.refused.items()]
+    if found.left_out:
+        left = ", ".join(found.left_out)
         remarks.append(f"estimated only with all blocks treated equally, because other ways promise more: {left}")
-    return _shown(made, table, [each.step for each in rows], remarks, show_code)
+    table = fill(title, _SHARDED_COLUMNS, found.rows, notes)
+    return _shown(found.made, table, [each.step for each in found.rows], remarks, show_code)
 
 
 _SHARDED_COLUMNS: tuple[Column[Sharded], ...] = (
@@ -547,6 +553,8 @@ class Shardings:
         made: What simulates.
         case: The case of the exact step of one process.
         asked: What counts as an answer.
+        rows: What fits on the fewest processes, the most samples a second first.
+        too_few: Numbers of processes on which nothing fits.
         refused: Ways that cannot be simulated, with the reason.
         left_out: Ways that were only estimated: others are faster, or need less.
         least: The least need of the plans that were simulated whole, with the specification.
@@ -556,6 +564,8 @@ class Shardings:
     made: Simulations
     case: Case
     asked: Asked
+    rows: list[Sharded] = field(default_factory=list)
+    too_few: list[int] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)
     least: tuple[float, str] = (math.inf, "")

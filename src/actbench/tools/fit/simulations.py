@@ -30,7 +30,7 @@ from actbench.tools.fit.planner import Planner
 from actbench.tools.fit.records import Asked, FitRecord, is_crash
 from actbench.tools.fit.tables import FIT_TITLE, FITTED
 from actbench.units import counted
-from actbench.workload.names import parse_model_name
+from actbench.workload.names import find_preset, parse_model_name
 from actbench.workload.optimizers import same_updates
 
 _REFUSALS = ("nothing-converted", "unsupported", "unavailable")
@@ -290,7 +290,10 @@ def _needed(case: Case, candidates: Candidates) -> Sequence[str]:
     defined = sorted({type(scheme).__module__ for scheme in used})
     if parse_model_name(case.model).kind == "torchvision":  # transformers takes seconds, and hardly a scheme needs it
         return ("actbench.workload.torchvision", *defined)
-    return (*PRELOAD, *defined, *sorted({name for scheme in used for name in scheme.card.libraries}))
+    preset = find_preset(case.model.partition("@")[0])
+    kind = preset.config.get("model_type") if preset else None
+    of_model = () if kind is None else (f"transformers.models.{kind}.modeling_{kind}",)
+    return (*PRELOAD, *of_model, *defined, *sorted({name for scheme in used for name in scheme.card.libraries}))
 
 
 def checked(case: Case) -> tuple[Case, DeviceProfile]:

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 from typing import Final, TypeVar
 
@@ -23,6 +24,7 @@ from actbench.tools.fit.answer import USUAL
 from actbench.tools.fit.costs import AROUND, COPIES, Blocks, Costs, Effect, Floats, Way, change_in_parts
 from actbench.tools.fit.errors import Simulate
 from actbench.tools.fit.plan import AS_IT_IS, Action, Candidate, Candidates, Plan, stand_together, training_of
+from actbench.tools.fit.records import ANY, step_seconds_of
 from actbench.tools.fit.solver import Point, lower_hull
 from actbench.tools.fit.space import Space
 from actbench.workload.names import with_blocks
@@ -33,6 +35,7 @@ LEAST_SHARE: Final = 0.02
 _LEAST_SECONDS = 0.005  # share of a step's time that its optimizer takes, from which on a faster one is tried
 _MOST_PARTS = 8  # numbers of micro-batches
 _MOST_WAYS = 4  # of computing, beyond the first
+_LOST = 0.02  # share of a limit that the allocator may lose in a step, beyond what copies of a model say
 _ALIKE = 1.05  # times the bytes or seconds of another way; less is no reason to look at both
 
 Item = TypeVar("Item")
@@ -63,6 +66,7 @@ class Survey:
     outcomes: dict[Case, Outcome] = field(default_factory=dict)
     refused: dict[Candidate, Outcome] = field(default_factory=dict)
     _cut_changes: dict[Action, tuple[int, Costs]] = field(default_factory=dict, repr=False)
+    _usual: list[Plan] = field(default_factory=list, repr=False)  # that are joined from what :meth:`begin` simulates
 
     def run(self) -> None:
         """Learn all, by :meth:`start`, :meth:`begin` and :meth:`look_further`; errors are those of :meth:`start`."""
@@ -88,7 +92,7 @@ class Survey:
         self.candidates = found
 
     def try_usual(self) -> None:
-        """Simulate the usual stacks of which all schemes may be chosen."""
+        """Simulate the usual stacks of which all schemes may be chosen, unless a short copy will tell of its step."""
         exact = self.known([self.exact])[self.exact]
         known = {each.name: each for each in self.candidates.all if _matters(each, exact)}
         plans = []
@@ -97,7 +101,9 @@ class Survey:
                 chosen = frozenset(known[name] for name in stack)
                 action = chosen.intersection(self.candidates.of_blocks)
                 plans.append(Plan(chosen - action, (action,) * len(self.space.blocks.paths) if action else ()))
-        self.measured({self.whole_case(plan): plan for plan in plans})
+        has_copy = self._shortened() is not None
+        self._usual = [plan for plan in plans if has_copy and not plan.around]
+        self.measured({self.whole_case(plan): plan for plan in plans if plan not in self._usual})
 
     def begin(self) -> None:
         """Simulate each change alone; then combinations that promise to save more for less."""
@@ -111,14 +117,18 @@ class Survey:
             self._learn_rest(first)
         self._cut(first)
 
-    def look_further(self) -> None:
-        """Learn the same of other ways of computing: other precisions, memory formats, adapters."""
+    def look_further(self, limit: float = 0.0) -> None:
+        """Learn the same of other ways of computing: other precisions, memory formats, adapters.
+
+        Plans of those of which there is no frontier are only wanted within ``limit`` bytes: where a step fits as it is,
+        only what makes it faster is simulated, and of ways that fit only the fastest. 0 is for any limit.
+        """
         if not self.space.ways:
             return
         first, *cuts = self.space.ways
-        chosen, others = self._worth_a_look()
-        for around in chosen:
-            way = self._way(around, among=_best(first))
+        chosen, others = self._worth_a_look(limit)
+        for around, fits in chosen.items():
+            way = self._way(around, among=_best(first), only_faster=first if fits else None)
             if way is None:
                 continue
             for cut in cuts:
@@ -160,7 +170,7 @@ class Survey:
 
     def _find_copy(self) -> None:
         """Simulate a copy with few blocks, and use it if its blocks are those of the model."""
-        found = self.space.blocks.shortened(self.exact.model) if self.exact.script is None else None
+        found = self._shortened()
         if found is None or found.copy is None:
             return
         case = self._exact_of(found.copy)
@@ -171,6 +181,10 @@ class Survey:
         # blocks of equal parameters may do different things, or others may follow them: a pooling behind a stage
         if not found.is_thinned or self._does_what_the_model_does(copy, found):
             self.space.blocks = found
+
+    def _shortened(self) -> Blocks | None:
+        """Return the blocks with a copy that has few of them; None if there can be none."""
+        return self.space.blocks.shortened(self.exact.model) if self.exact.script is None else None
 
     def _does_what_the_model_does(self, copy: Measurement, blocks: Blocks) -> bool:
         """Whether each block of the model does what the one of a copy that stands for it does."""
@@ -201,8 +215,13 @@ class Survey:
 
     # -- one way of computing -----------------------------------------------------------------------------------------
 
-    def _way(self, around: Action, among: Collection[Action] | None = None) -> Way | None:
-        """Learn what changes do in one way of computing; None if that cannot be simulated."""
+    def _way(
+        self, around: Action, among: Collection[Action] | None = None, only_faster: Way | None = None
+    ) -> Way | None:
+        """Learn what changes do in one way of computing; None if that cannot be simulated.
+
+        Changes that make no step faster in the way ``only_faster`` are left out.
+        """
         start, exact = self._simulated_around(around)
         whole = self.outcomes[self.exact] if not around else None
         start = whole if isinstance(whole, Measurement) else start
@@ -220,10 +239,17 @@ class Survey:
         known = self._optimizers_in(start)
         tried = [AS_IT_IS, *(frozenset({each}) for each in self.candidates.of_blocks)] if among is None else among
         tried = [each for each in tried if self._go_with(each, around)]
+        if only_faster is not None:
+            acting = {each: float(only_faster.actions[each].costs.seconds.sum()) for each in tried}
+            changing = {each: only_faster.changes[each].total_seconds for each in wanted if each in only_faster.changes}
+            tried = [AS_IT_IS, *_quickest(acting)]
+            # what did not matter there may do so in a faster step
+            wanted = [each for each in wanted if each not in changing or each in _quickest(changing)]
         changes = [each for each in wanted if each not in known]
         # blocks first: with them plans can be made, should the time end before the rest is known
-        of_changes = {case: Plan(around | change) for change in changes for case in self._cases(around | change)}
-        self.measured(dict(self.action_case(around, each) for each in tried) | of_changes)
+        self._simulate_around(
+            [around | change for change in changes], before=[*map(partial(self.action_case, around), tried)]
+        )
         for change in changes:
             self._note(change, self._cases(around | change)[0])
             costs = self._costs(around | change)
@@ -238,9 +264,16 @@ class Survey:
 
     def _simulated_around(self, around: Action, parts: int = 1) -> tuple[Measurement | None, Costs | None]:
         """Simulate a step with changes around the blocks; return a measurement and the costs of the whole model."""
-        cases = self._cases(around)
-        found = self.measured(dict.fromkeys(cases, Plan(around)))
-        return found.get(cases[-1]), self._costs(around, parts)
+        self._simulate_around([around])
+        last = self._cases(around)[-1]
+        return self.known([last]).get(last), self._costs(around, parts)
+
+    def _simulate_around(self, several: Iterable[Action], before: Iterable[tuple[Case, Plan]] = ()) -> None:
+        """Simulate steps with changes around the blocks, each in the larger copy only if the smaller one can be."""
+        cases = {around: self._cases(around) for around in several}
+        self.measured(dict(before) | {few: Plan(around) for around, (few, *_) in cases.items()})
+        possible = {around: more for around, (few, *more) in cases.items() if self.known([few])}
+        self.measured({case: Plan(around) for around, more in possible.items() for case in more})
 
     def _cases(self, around: Action) -> list[Case]:
         """Return what tells of changes around the blocks: two copies of a deep model, or else the model itself."""
@@ -341,7 +374,7 @@ class Survey:
             least = LEAST_SHARE * way.exact.peak
             tops = [change for change, costs in way.changes.items() if abs(costs.top) >= least]
             tops = [change for change in tops if self._go_with(change, around)]
-            self.measured({case: Plan(around | change) for change in tops for case in self._cases(around | change)})
+            self._simulate_around(around | change for change in tops)
             for change in tops:
                 if (costs := self._costs(around | change, count)) is not None:
                     self._cut_changes[change] = count, costs - exact
@@ -362,8 +395,11 @@ class Survey:
         acting = {each: effect.in_parts(parts) for each, effect in way.actions.items()}
         self.space.ways.append(Way(around, parts, exact, changes, acting))
 
-    def _worth_a_look(self) -> tuple[list[Action], list[Action]]:
-        """Return the other ways of computing that nothing beats that trains as near to the exact step; and the rest."""
+    def _worth_a_look(self, limit: float) -> tuple[dict[Action, bool], list[Action]]:
+        """Return the other ways of computing that nothing beats that trains as near to the exact step; and the rest.
+
+        Each of the first comes with whether it fits into ``limit`` as it is, and no plan is wanted that needs less.
+        """
         kinds: dict[object, list[Candidate]] = {}
         for each in self.candidates.computing:
             kinds.setdefault(each.changes, []).append(each)
@@ -371,31 +407,64 @@ class Survey:
         actions = [frozenset(each for each in stack if each is not None) for stack in stacks]
         others = sorted((each for each in actions if each and stand_together(each)), key=len)
         alone = [each for each in others if len(each) == 1]
-        self.measured({case: Plan(around) for around in alone for case in self._cases(around)})
+        self.measured({self._cases(around)[0]: Plan(around) for around in alone})
         for around in alone:
             self._note(around, self._cases(around)[0])
         ways = [AS_IT_IS, *(each for each in others if not any(is_refusal(self.refused.get(one)) for one in each))]
-        self.measured({case: Plan(around) for around in ways for case in self._cases(around)})
+        self.measured({self._cases(around)[0]: Plan(around) for around in ways})
+        few = {around: self.known([self._cases(around)[0]]) for around in ways}
+        in_copy = {
+            around: (step_seconds_of(step) or math.inf, float(needed_bytes(step)))
+            for around, found in few.items()
+            for step in found.values()
+        }
+        ways = [each for each in in_copy if not each or not _is_beaten(each, in_copy, alike=1.0)]
+        self._simulate_around(ways)
         needs: dict[Action, tuple[float, float]] = {}
         for around in ways:
-            found, costs = self.known(self._cases(around)), self._costs(around)
+            costs = self._costs(around)
             if costs is not None:
-                few, *more = map(needed_bytes, found.values())
-                needs[around] = costs.total_seconds, few + (self._steps * (more[0] - few) if more else 0)
-        chosen = [each for each in needs if each and not _is_beaten(each, needs)][:_MOST_WAYS]
+                one, *more = map(needed_bytes, self.known(self._cases(around)).values())
+                needs[around] = costs.total_seconds, one + (self._steps * (more[0] - one) if more else 0)
+        enough = {each: 0.0 if training_of(each).is_as_near(ANY) else (1 - _LOST) * limit for each in needs}
+        unbeaten = [each for each in needs if each and not _is_beaten(each, needs, enough[each])][:_MOST_WAYS]
+        chosen = {each: needs[each][1] <= enough[each] for each in unbeaten}
         return chosen, [each for each in needs if each and each not in chosen]
 
 
-def _is_beaten(around: Action, needs: Mapping[Action, tuple[float, float]]) -> bool:
-    """Whether another way that trains as near is about as fast and as small; of equal ways the first is kept."""
-    places, mine = list(needs), needs[around]
+def _is_beaten(
+    around: Action, needs: Mapping[Action, tuple[float, float]], enough: float = 0.0, alike: float = _ALIKE
+) -> bool:
+    """Whether another way that trains as near is about as fast and as small, or needs no more than ``enough`` bytes.
+
+    Of equal ways that train as near the one with the least product of both is kept, and of these the first.
+    """
+    capped = {each: (seconds, max(need, enough)) for each, (seconds, need) in needs.items()}
+    places, mine, training = list(capped), capped[around], training_of(around)
     return any(
-        training_of(other).is_as_near(training_of(around))
-        and all(one <= _ALIKE * two for one, two in zip(its, mine, strict=True))
-        and (math.prod(its), places.index(other)) < (math.prod(mine), places.index(around))
-        for other, its in needs.items()
+        training_of(other).is_as_near(training)
+        and all(one <= alike * two for one, two in zip(its, mine, strict=True))
+        and (
+            training_of(other) != training
+            or (math.prod(its), places.index(other)) < (math.prod(mine), places.index(around))
+        )
+        for other, its in capped.items()
         if other != around
     )
+
+
+def _quickest(seconds: Mapping[Action, float]) -> list[Action]:
+    """Return the changes that make a step faster, without those that one replaces which trains as near."""
+    faster = [each for each, more in seconds.items() if more < 0]
+    return [
+        each
+        for each in faster
+        if not any(
+            seconds[other] <= seconds[each] and training_of(other).is_as_near(training_of(each))
+            for other in faster
+            if other != each
+        )
+    ]
 
 
 def _matters(candidate: Candidate, exact: Measurement) -> bool:
