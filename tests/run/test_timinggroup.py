@@ -8,7 +8,7 @@ from actbench.model.records import Case, Failure
 from actbench.run.isolated import IsolatedSession
 from actbench.run.processes import ForkServer
 from actbench.run.progress import Progress
-from actbench.run.timinggroup import MEMORY_SHARE, TimingGroup
+from actbench.run.timinggroup import MEMORY_SHARE, PROCESS_BYTES, TimingGroup
 
 
 def cases(log, *schemes):
@@ -28,9 +28,21 @@ def measure(group, memory_bytes):
         )
 
 
+def room(step_bytes):
+    """Return the memory in which two processes are alive together, if their steps take no more."""
+    return (step_bytes + 2 * PROCESS_BYTES) / MEMORY_SHARE
+
+
+def test_small_steps_do_not_keep_more_processes_alive_than_memory_has_room_for(log):
+    measure(cases(log, "peak:1", "peak:2", "peak:3"), memory_bytes=2.5 * PROCESS_BYTES / MEMORY_SHARE)
+
+    order = [scheme for scheme, _ in groupby(events(log, "time"))]
+    assert order == [*["peak:1", "peak:2"] * 5, "peak:3"]
+
+
 def test_cases_too_large_to_be_alive_together_are_timed_one_after_the_other(log):
     group = cases(log, "peak:400", "peak:300", "peak:100")
-    outcomes = measure(group, memory_bytes=500 / MEMORY_SHARE)
+    outcomes = measure(group, memory_bytes=room(500))
     assert [outcome.peak_bytes for _, outcome in outcomes] == [400, 100, 300]
     order = [scheme for scheme, _ in groupby(events(log, "time"))]
     assert order == [*["peak:400", "peak:100"] * 5, "peak:300"]
@@ -38,14 +50,14 @@ def test_cases_too_large_to_be_alive_together_are_timed_one_after_the_other(log)
 
 def test_a_case_put_off_is_timed_beside_exact_again(log):
     group = cases(log, "exact", "peak:300", "peak:600")
-    outcomes = {case.scheme: outcome for case, outcome in measure(group, memory_bytes=1700 / MEMORY_SHARE)}
+    outcomes = {case.scheme: outcome for case, outcome in measure(group, memory_bytes=room(1700))}
     assert events(log, "time") == ["exact", "peak:300"] * 5 + ["exact", "peak:600"] * 5
     assert outcomes["peak:600"].exact_step_seconds == (0.25,) * 10
     assert outcomes["peak:300"].exact_step_seconds is None
 
 
 def test_where_exact_does_not_fit_beside_a_case_put_off_it_is_timed_alone(log):
-    outcomes = dict(measure(cases(log, "exact", "peak:600"), memory_bytes=1600 / MEMORY_SHARE))
+    outcomes = dict(measure(cases(log, "exact", "peak:600"), memory_bytes=room(1600)))
     assert events(log, "begin") == ["exact", "peak:600", "peak:600"]
     rounds = [outcome.timing_round for outcome in outcomes.values()]
     assert rounds[0] != rounds[1]
