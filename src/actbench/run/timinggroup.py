@@ -18,8 +18,8 @@ _ROUNDS = 5
 
 
 PROCESS_BYTES = 2**29
-"""What a process takes besides its step: torch and other libraries in host memory, or a context on a GPU. Seventy waiting
-processes took all of 23 GiB, of steps that had peaks of 20 to 100 MiB."""
+"""What a process takes besides its step: torch and other libraries in host memory, or a context on a GPU. Seventy that
+waited took all of 23 GiB, with steps of 20 to 100 MiB."""
 
 
 def needed_bytes(outcome: Outcome) -> int:
