@@ -311,6 +311,11 @@ class Effect:
         return cls((after - before).at(blocks.places), keeps, frees)
 
     @property
+    def block_seconds(self) -> float:
+        """The time of all blocks that it takes more."""
+        return float(self.costs.seconds.sum())
+
+    @property
     def is_felt(self) -> bool:
         """Whether it changes any bytes or seconds of a block."""
         return bool(np.any(self.costs.held) or np.any(self.costs.backward) or np.any(self.costs.seconds))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
-from actbench.simulator import profiles
 from actbench.simulator.cost.clock import estimate
 from actbench.simulator.join import Joiner
 from actbench.simulator.profiles import DeviceProfile
@@ -67,7 +66,7 @@ class Joins:
         if setting is None or not self._knows(setting, actions):
             return None
         warnings = [text for action in actions for text in setting.warnings[action]]
-        profile = profiles.get(self.survey.exact.device_profile or profiles.DEFAULT)
+        profile = self.survey.profile
         return measured(setting.base, setting.joiner, plan.actions, profile, profile.step_bytes(limit), warnings)
 
     @property
@@ -97,7 +96,7 @@ class Joins:
 
         That of a script says so itself.
         """
-        profile, told = profiles.get(self.survey.exact.device_profile or profiles.DEFAULT), base.estimated
+        profile, told = self.survey.profile, base.estimated
         if trace.micro_batches == 1 or trace.follows or profile.rates is None or told is None:
             return trace
         done = Joiner(trace, {}).unchanged.done

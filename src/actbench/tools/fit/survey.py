@@ -19,6 +19,7 @@ from actbench.report.advice import needed_bytes
 from actbench.scheme.base import SAVED_TENSORS
 from actbench.simulator import profiles
 from actbench.simulator.cost.clock import estimate
+from actbench.simulator.profiles import DeviceProfile
 from actbench.simulator.trace import Trace
 from actbench.tools.fit.answer import USUAL
 from actbench.tools.fit.costs import AROUND, COPIES, Blocks, Costs, Effect, Floats, Way, change_in_parts
@@ -67,6 +68,11 @@ class Survey:
     refused: dict[Candidate, Outcome] = field(default_factory=dict)
     _cut_changes: dict[Action, tuple[int, Costs]] = field(default_factory=dict, repr=False)
     _usual: list[Plan] = field(default_factory=list, repr=False)  # that are joined from what :meth:`begin` simulates
+
+    @property
+    def profile(self) -> DeviceProfile:
+        """The device."""
+        return profiles.get(self.exact.device_profile or profiles.DEFAULT)
 
     def run(self) -> None:
         """Learn all, by :meth:`start`, :meth:`begin` and :meth:`look_further`; errors are those of :meth:`start`."""
@@ -199,7 +205,7 @@ class Survey:
 
         Copies to host memory wait for those of the blocks before, so that a block takes longer among more.
         """
-        blocks, profile = self.space.blocks, profiles.get(self.exact.device_profile or profiles.DEFAULT)
+        blocks, profile = self.space.blocks, self.profile
         grown = Trace.unpacked(copy.trace).repeated(blocks.paths, blocks.places) if copy.trace else None
         told = Costs.of(copy)
         if grown is None or profile.rates is None:
@@ -240,11 +246,10 @@ class Survey:
         tried = [AS_IT_IS, *(frozenset({each}) for each in self.candidates.of_blocks)] if among is None else among
         tried = [each for each in tried if self._go_with(each, around)]
         if only_faster is not None:
-            acting = {each: float(only_faster.actions[each].costs.seconds.sum()) for each in tried}
-            changing = {each: only_faster.changes[each].total_seconds for each in wanted if each in only_faster.changes}
-            tried = [AS_IT_IS, *_quickest(acting)]
+            tried = [AS_IT_IS, *_quickest({each: only_faster.actions[each].block_seconds for each in tried})]
+            there = {each: costs.total_seconds for each, costs in only_faster.changes.items() if each in wanted}
             # what did not matter there may do so in a faster step
-            wanted = [each for each in wanted if each not in changing or each in _quickest(changing)]
+            wanted = [*_quickest(there), *(each for each in wanted if each not in there)]
         changes = [each for each in wanted if each not in known]
         # blocks first: with them plans can be made, should the time end before the rest is known
         self._simulate_around(
@@ -454,17 +459,12 @@ def _is_beaten(
 
 
 def _quickest(seconds: Mapping[Action, float]) -> list[Action]:
-    """Return the changes that make a step faster, without those that one replaces which trains as near."""
-    faster = [each for each, more in seconds.items() if more < 0]
-    return [
-        each
-        for each in faster
-        if not any(
-            seconds[other] <= seconds[each] and training_of(other).is_as_near(training_of(each))
-            for other in faster
-            if other != each
-        )
-    ]
+    """Return the changes that make a step faster, without those that a faster one replaces which trains as near."""
+    kept = list[Action]()
+    for each in sorted((each for each, more in seconds.items() if more < 0), key=seconds.__getitem__):
+        if not any(training_of(other).is_as_near(training_of(each)) for other in kept):
+            kept.append(each)
+    return kept
 
 
 def _matters(candidate: Candidate, exact: Measurement) -> bool:
@@ -516,7 +516,7 @@ def _points(way: Way) -> dict[Action, Point]:
     """Return the bytes and seconds of all blocks, by action."""
     held, seconds = float(way.exact.held.sum()), float(way.exact.seconds.sum())
     return {
-        action: (held + float(effect.costs.held.sum()), seconds + float(effect.costs.seconds.sum()))
+        action: (held + float(effect.costs.held.sum()), seconds + effect.block_seconds)
         for action, effect in way.actions.items()
     }
 
