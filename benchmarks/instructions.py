@@ -149,25 +149,20 @@ def of_norm(kernel: str) -> Callable[[Tensor], Case]:
     def make(x: Tensor) -> Case:
         x = x.view(2, -1, 1024)
         mean, invstd, weight = torch.rand(3, x.shape[1])
-        packed = *grouped.encode(x.view(-1), BITS, GROUP, torch.tensor(1), True), BITS, GROUP
-        given = x.flip(2).contiguous(), *packed, mean, invstd, weight
-        dx, _, _, sums = norm.backward(*given)
-        form, of_sums = (x.shape, x.dtype, BITS, GROUP), (*given[:3], mean)
-        if kernel == "sums":
-            ours = torch.empty_like(sums)
+        codes, words = grouped.encode(x.view(-1), BITS, GROUP, torch.tensor(1), True)
+        dy = x.flip(2).contiguous()
+        dx, _, _, sums = norm.backward(dy, codes, words, BITS, GROUP, mean, invstd, weight)
+        start = batchnorm.launches(x.shape, x.dtype, BITS, GROUP)
+        found = torch.empty_like(sums if kernel == "sums" else dx)
 
-            def run() -> Results:
-                batchnorm.sums_launcher(*form)(ours, *of_sums)
-                return (ours[:, 1],)  # of the first sample, means over the batch replace them
-
-            return Case(run, lambda: (sums[:, 1],))
-        found = torch.empty_like(dx)
-
-        def run_gradient() -> Results:
-            batchnorm.gradient_launcher(*form)(found, sums, *of_sums, invstd, weight)
+        def run() -> Results:
+            if kernel == "sums":
+                start.sums(dy, codes, words, mean, found)
+                return (found[:, 1],)  # of the first sample, means over the batch replace them
+            start.gradient(dy, codes, words, mean, invstd, weight, sums, found)
             return (found,)
 
-        return Case(run_gradient, lambda: (dx,))
+        return Case(run, lambda: (sums[:, 1] if kernel == "sums" else dx,))
 
     return make
 

@@ -1,6 +1,6 @@
 // The backward pass of batch norm from the codes of its input; the twin of methods/actnn/ops/batchnorm. Compiled for one
 // -DSCALAR (Float32, Float16, BFloat16), one -DBITS, 1 to 8, one -DGROUP, the elements of a group, and one -DVECTOR, the
-// elements that a lane reads at once, at most 16 bytes: 8, 4 or 1, which divides the elements of a channel in a sample.
+// elements that a lane reads at once, at most 16 bytes: 8 or 4, which divides the elements of a channel in a sample.
 //
 // Each warp works on the elements of one channel in one sample, which lie side by side: so what belongs to a channel is
 // read once for all of them, and codes are decoded in registers, not to memory.
@@ -10,18 +10,18 @@
 constexpr int kStep = VECTOR * kLanes;
 
 // Neighbours of a channel's elements: gradients, and what the input's codes stand for.
-struct Some {
+struct Neighbours {
     float dy[VECTOR], x[VECTOR];
 };
 
 // What one load or store moves where memory is aligned.
-struct alignas(VECTOR * sizeof(SCALAR)) Together {
+struct alignas(VECTOR * sizeof(SCALAR)) Packet {
     SCALAR lanes[VECTOR];
 };
 
 __device__ __forceinline__ void load(const SCALAR* source, bool whole, float (&values)[VECTOR]) {
     if (whole) {
-        const Together some = *reinterpret_cast<const Together*>(source);
+        const Packet some = *reinterpret_cast<const Packet*>(source);
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) values[i] = some.lanes[i].value();
     } else {
@@ -32,10 +32,10 @@ __device__ __forceinline__ void load(const SCALAR* source, bool whole, float (&v
 
 template <class Scalar>  // of one SCALAR, half types alone round two at once
 __device__ __forceinline__ void store(Scalar* target, bool whole, const float (&values)[VECTOR]) {
-    Together narrow;
+    Packet narrow;
 #pragma unroll
     for (int i = 0; i < VECTOR; ++i) {
-        if constexpr (sizeof(Scalar) == 4 || VECTOR == 1) {
+        if constexpr (sizeof(Scalar) == 4) {
             narrow.lanes[i] = Scalar::nearest(values[i]);
         } else if (i % 2 == 0) {  // one instruction rounds two
             const unsigned both = Scalar::two_nearest(values[i], values[i + 1]);
@@ -43,11 +43,11 @@ __device__ __forceinline__ void store(Scalar* target, bool whole, const float (&
             narrow.lanes[i + 1] = {static_cast<decltype(Scalar::bits)>(both >> 16)};
         }
     }
-    if (whole && sizeof(Together) == 16) {
+    if (whole && sizeof(Packet) == 16) {
         const unsigned* words = reinterpret_cast<const unsigned*>(&narrow);
         store16(target, words[0], words[1], words[2], words[3]);
     } else if (whole) {
-        *reinterpret_cast<Together*>(target) = narrow;
+        *reinterpret_cast<Packet*>(target) = narrow;
     } else {
 #pragma unroll
         for (int i = 0; i < VECTOR; ++i) target[i] = narrow.lanes[i];
@@ -56,31 +56,23 @@ __device__ __forceinline__ void store(Scalar* target, bool whole, const float (&
 
 // The codes of the neighbours from `element` on, the first one lowest: eight begin at a whole byte, four at half of one.
 __device__ __forceinline__ Group<BITS> codes_at(const unsigned char* codes, Index element) {
-    if constexpr (VECTOR == 1) {
-        const Index bit = element * BITS;
-        const int shift = int(bit & 7);
-        unsigned found = codes[bit >> 3];
-        if (shift + BITS > 8) found |= unsigned(codes[(bit >> 3) + 1]) << 8;
-        return found >> shift;
-    } else {
-        constexpr int bytes = (VECTOR * BITS + 7) / 8;
-        const unsigned char* source = codes + (element * BITS >> 3);
-        Group<BITS> found = 0;
+    constexpr int bytes = (VECTOR * BITS + 7) / 8;
+    const unsigned char* source = codes + (element * BITS >> 3);
+    Group<BITS> found = 0;
 #pragma unroll
-        for (int i = 0; i < bytes; ++i) found |= Group<BITS>(source[i]) << (8 * i);
-        return VECTOR * BITS % 8 ? found >> (element * BITS & 7) : found;
-    }
+    for (int i = 0; i < bytes; ++i) found |= Group<BITS>(source[i]) << (8 * i);
+    return VECTOR * BITS % 8 ? found >> (element * BITS & 7) : found;
 }
 
-__device__ __forceinline__ Some some_of(
+__device__ __forceinline__ Neighbours load_neighbours(
     const SCALAR* dy, const unsigned char* codes, const unsigned* words, Index element, bool whole, unsigned nothing) {
-    Some some;
+    Neighbours some;
     load(dy + element, whole, some.dy);
-    const Group<BITS> found = codes_at(codes, element);
+    const Group<BITS> packed = codes_at(codes, element);
     const unsigned word = words[element / GROUP];
     const Scaled scaled(word, is_ordinary<Float32>(word));
     const Steps<BITS> steps(scaled, BITS, nothing);
-    const unsigned halves[2] = {unsigned(found), unsigned(found >> (4 * BITS))};
+    const unsigned halves[2] = {unsigned(packed), unsigned(packed >> (4 * BITS))};
     float values[8];
     steps.values(halves, BITS, scaled.offset, values);
 #pragma unroll
@@ -99,7 +91,7 @@ KERNEL batchnorm_sums(
         const float center = mean[unsigned(row) % channels];
         float of_dy[VECTOR] = {}, of_products[VECTOR] = {};
         for (unsigned column = VECTOR * lane(); column < columns; column += kStep) {
-            const Some some = some_of(dy, codes, words, row * columns + column, whole, nothing);
+            const Neighbours some = load_neighbours(dy, codes, words, row * columns + column, whole, nothing);
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i) {
                 of_dy[i] = sum(of_dy[i], some.dy[i]);
@@ -155,7 +147,7 @@ KERNEL batchnorm_gradient(
         const float factor = product(weight[channel], invstd[channel]);
         for (unsigned column = VECTOR * lane(); column < columns; column += kStep) {
             const Index element = row * columns + column;
-            const Some some = some_of(dy, codes, words, element, whole, nothing);
+            const Neighbours some = load_neighbours(dy, codes, words, element, whole, nothing);
             float values[VECTOR];
 #pragma unroll
             for (int i = 0; i < VECTOR; ++i) {

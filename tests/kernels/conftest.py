@@ -34,8 +34,8 @@ MACROS = {
     "batchnorm": [
         {"SCALAR": scalar, "BITS": bits, "GROUP": group, "VECTOR": vector}
         for scalar in rawkernel.SCALARS.values()
-        for bits, group in ((1, 256), (2, 32), (2, 256), (3, 96), (4, 256), (5, 1024), (8, 32), (8, 256))
-        for vector in ((1, 4) if scalar == "Float32" else (1, 4, 8))
+        for bits, group in ((1, 256), (2, 32), (3, 96), (4, 256), (5, 1024), (6, 256), (7, 96), (8, 32), (8, 256))
+        for vector in ((4,) if scalar == "Float32" else (4, 8))
     ],
     "smaq": [{"SCALAR": scalar, **form} for scalar, form in product(rawkernel.SCALARS.values(), FORMATS)],
     "smaqstep": [{"SCALAR": scalar, **form} for scalar, form in product(rawkernel.SCALARS.values(), FORMATS[:3])],

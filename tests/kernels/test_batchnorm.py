@@ -10,7 +10,7 @@ from actbench.methods.actnn.ops.batchnorm import reference
 from actbench.methods.actnn.ops.groupquant import reference as groups
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-SHAPES = ((2, 3, 1), (1, 1, 33), (3, 2, 49), (2, 5, 14, 14), (2, 3, 24, 40), (1, 2, 4, 8, 11))
+SHAPES = ((2, 3, 4), (1, 1, 36), (3, 2, 52), (2, 5, 14, 14), (2, 3, 24, 40), (1, 2, 4, 8, 11))
 SEED = torch.tensor(-0x1234_5678_9ABC_DEF)
 
 
@@ -44,7 +44,9 @@ def same(ours: torch.Tensor, expected: torch.Tensor) -> bool:
 
 @pytest.mark.sampled(fast=9, slow=20)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("bits", "group_size"), [(1, 256), (2, 32), (2, 256), (3, 96), (4, 256), (5, 1024), (8, 256)])
+@pytest.mark.parametrize(
+    ("bits", "group_size"), [(1, 256), (2, 32), (3, 96), (4, 256), (5, 1024), (6, 256), (7, 96), (8, 256)]
+)
 @pytest.mark.parametrize("start", [0, 1])
 def test_the_gradients_are_the_reference(
     bits: int, group_size: int, dtype: torch.dtype, start: int, device: torch.device
@@ -105,6 +107,7 @@ def test_with_many_bits_they_are_torchs(device: torch.device) -> None:
     [
         ({0: torch.randn(2, 3, 8, 8).mT}, "contiguous"),
         ({0: torch.randn(6)}, "channels"),
+        ({0: torch.randn(2, 3, 7, 7)}, "multiple of 4 elements"),
         ({3: 9}, "bits"),
         ({4: 100}, "multiple of 32"),
         ({1: torch.zeros(5, dtype=torch.uint8)}, "5 bytes of codes"),

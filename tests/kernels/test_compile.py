@@ -31,7 +31,7 @@ MACROS = {
     "groupquantrows": [{"SCALAR": scalar, "LANES": lanes} for scalar, lanes in product(SCALARS, (1, 2, 4, 8, 16, 32))],
     "batchnorm": [
         {"SCALAR": scalar, "BITS": bits, "GROUP": 256, "VECTOR": vector}
-        for scalar, bits, vector in product(SCALARS, (2, 3, 4, 8), (4, 8, 1))
+        for scalar, bits, vector in product(SCALARS, (2, 3, 4, 7, 8), (4, 8))
         if vector < 8 or scalar != "Float32"
     ],
     "smaq": [{"SCALAR": scalar, **form} for scalar, form in product(SCALARS, (USUAL, *FORMATS))],

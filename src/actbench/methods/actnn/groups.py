@@ -128,9 +128,16 @@ class Groups(GroupCodec):
             return super().unpack(parts, layout)
         return decode(codes, words) if layout.order is None else layout.laid_out(decode(codes, words))
 
-    def whole_bits(self, parts: Parts, layout: Layout) -> int | None:
-        """Return the bits of each code, if all have as many and lie in groups that are cut without regard to rows."""
-        return _whole_bits(parts[0].numel(), parts[1].numel(), self.group_size, layout.elements)
+    def whole(self, parts: Parts, layout: Layout) -> tuple[Tensor, int] | None:
+        """Return the codes, and the bits that each of them has; None if some have more than others.
+
+        Fake codes of average bits are those of whole bits, as in :meth:`decode`.
+        """
+        codes, words = parts
+        if isinstance(codes, FakeTensor):
+            codes = _narrow(codes, layout.elements, codes.numel() * 8 // layout.elements)
+        width = _whole_bits(codes.numel(), words.numel(), self.group_size, layout.elements)
+        return None if width is None else (codes, width)
 
     def pack(self, flat: Tensor, layout: Layout, site: SiteState) -> Parts:
         """Return the parts of a tensor."""

@@ -271,8 +271,8 @@ def _moved(func: Any, name: str, args: tuple[Any, ...], tensors: list[Tensor], r
         return 2 * sum(map(_bytes, args[0]))
     results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
     total = sum(map(_bytes, tensors)) + sum(map(_bytes, results))
-    # what operators on lists change in place they do not return, nor one that also makes something of it, as a mask
-    total += sum(_bytes(each) for each in written(func, args) if not any(each is result for result in results))
+    # operators that work in place on lists return nothing, and relu_mask_ returns the mask: what they write is added
+    total += sum(_bytes(each) for each in written(func, args) if not any(each is other for other in results))
     if name in ("copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_"):
         total -= _bytes(args[0])  # it is written, and not read
     if name in ("embedding", "gather", "index", "index_select"):
@@ -290,7 +290,7 @@ def _has_two_kernels(name: str, args: tuple[Any, ...]) -> bool:
 
 
 def written(func: Any, args: tuple[Any, ...]) -> list[Tensor]:
-    """Return the tensors of arguments that an operator writes and does not return."""
+    """Return the tensors of arguments that an operator writes."""
     changed = [
         value
         for each, value in zip(func._schema.arguments, args, strict=False)

@@ -74,20 +74,23 @@ def test_halves_in_pieces_are_as_near_the_truth_as_torchs(parameters, mode, chan
         assert (one.double() - true).norm() < (other.double() - true).norm() + 2**-9 * true.norm()
 
 
+PLANES = torch.randn(6, 8, 12, 11)
 IN_REGISTERS = {
-    "plane": (nn.BatchNorm2d(8), torch.randn(6, 8, 9, 8)),
-    "row": (nn.BatchNorm1d(8), torch.randn(6, 8, 33)),
-    "volume": (nn.BatchNorm3d(4), torch.randn(2, 4, 5, 4, 6)),
-    "bfloat16": (nn.BatchNorm2d(8), torch.randn(6, 8, 9, 8).bfloat16()),
-    "all bfloat16": (nn.BatchNorm2d(8).bfloat16(), torch.randn(6, 8, 9, 8).bfloat16()),
-    "frozen": (nn.BatchNorm2d(8).requires_grad_(False), torch.randn(6, 8, 9, 8)),
-    "double": (nn.BatchNorm2d(8).double(), torch.randn(6, 8, 9, 8).double()),
+    "plane": (nn.BatchNorm2d(8), PLANES),
+    "row": (nn.BatchNorm1d(8), torch.randn(6, 8, 132)),
+    "volume": (nn.BatchNorm3d(4), torch.randn(2, 4, 5, 4, 7)),
+    "bfloat16": (nn.BatchNorm2d(8), PLANES.bfloat16()),
+    "all bfloat16": (nn.BatchNorm2d(8).bfloat16(), PLANES.bfloat16()),
+    "frozen": (nn.BatchNorm2d(8).requires_grad_(False), PLANES),
+    "double": (nn.BatchNorm2d(8).double(), PLANES.double()),
+    "strided weight": (nn.BatchNorm2d(8), PLANES),
 }
 DECODED = {
-    "channels last": (nn.BatchNorm2d(8), torch.randn(6, 8, 9, 8).to(memory_format=torch.channels_last)),
-    "short rows": (nn.BatchNorm2d(64), torch.randn(6, 64, 5, 5)),
-    "evaluation": (nn.BatchNorm2d(8).eval(), torch.randn(6, 8, 9, 8)),
-    "rows of other bits": (nn.BatchNorm2d(8), torch.randn(6, 8, 9, 8)),
+    "channels last": (nn.BatchNorm2d(8), PLANES.to(memory_format=torch.channels_last)),
+    "short rows": (nn.BatchNorm2d(64), torch.randn(6, 64, 6, 6)),
+    "rows of no fours": (nn.BatchNorm2d(8), torch.randn(6, 8, 13, 13)),
+    "evaluation": (nn.BatchNorm2d(8).eval(), PLANES),
+    "rows of other bits": (nn.BatchNorm2d(8), PLANES),
 }
 
 
@@ -99,13 +102,15 @@ def test_codes_that_are_decoded_in_registers_give_what_decoded_ones_give(case, m
             parameter.uniform_(0.5, 2)
     state = SiteState("", 3, per_sample=case == "rows of other bits")
     layer = compressed(copy.deepcopy(exact), SavedTensors(FEW), state)
+    if case == "strided weight":
+        layer.weight = nn.Parameter(torch.rand(16)[::2])
     called, found = [], []
     prepared = batchnorm.gradients
     monkeypatch.setattr(batchnorm, "gradients", lambda *form: called.append(form) or prepared(*form))
     operator = batchnorm.backward
     monkeypatch.setattr(batchnorm, "backward", lambda *given: called.append(given) or operator(*given))
-    for whole_bits in (Groups.whole_bits, lambda *_: None):
-        monkeypatch.setattr(Groups, "whole_bits", whole_bits)
+    for whole in (Groups.whole, lambda *_: None):
+        monkeypatch.setattr(Groups, "whole", whole)
         torch.manual_seed(0)  # of the noise
         found.append(gradients(layer, x))
 
@@ -120,7 +125,7 @@ def test_codes_that_are_decoded_in_registers_give_what_decoded_ones_give(case, m
 
 
 def test_a_layer_without_parameters_has_the_gradient_of_one_with_ones():
-    x = torch.randn(6, 8, 9, 8)
+    x = PLANES
     found = []
     for affine in (False, True):
         torch.manual_seed(0)

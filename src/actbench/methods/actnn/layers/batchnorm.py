@@ -125,10 +125,10 @@ class BatchNormalization(torch.autograd.Function):
         """Return the gradients of x, weight and bias, where they are wanted."""
         ctx.site.see_gradient(grad)
         saved, others = load(ctx, grad)
-        bits = _bits_in_registers(ctx, grad, saved)
+        packed = _codes_in_registers(ctx, grad, saved)
         found: Any
-        if bits is not None:
-            found = _from_codes(ctx, grad, saved, others, bits)
+        if packed is not None:
+            found = _from_codes(ctx, grad, saved, others, packed)
         elif saved.packed is not None and len(saved.pieces()) == 1:
             found = _at_once(ctx, grad, saved, others)
         else:
@@ -137,30 +137,35 @@ class BatchNormalization(torch.autograd.Function):
         return *cast_all([each if is_wanted else None for each, is_wanted in wanted], ctx.dtypes), None
 
 
-SHORTEST_ROW = 32
-"""The fewest elements of a channel in a sample that are worth a warp of a GPU."""
+SHORTEST_ROW = 128
+"""The fewest elements of a channel in a sample for which it is faster to decode in registers: each such row is a warp's
+work on a GPU, and costs a CPU as much as some hundred elements."""
 
 
-def _bits_in_registers(ctx: Any, grad: Tensor, saved: SavedInput) -> int | None:
-    """Return the bits of codes that our own operator takes: of contiguous tensors, in training; None for others."""
+def _codes_in_registers(ctx: Any, grad: Tensor, saved: SavedInput) -> tuple[Tensor, int] | None:
+    """Return codes and their bits, if our own operator takes them: of contiguous tensors, in training."""
     if saved.packed is None or not ctx.training or not ctx.needs_input_grad[0]:
         return None
     codec, layout, parts = saved.packed
+    # its groups alone run through the tensor, without regard to rows
     if type(codec) is not Groups or layout.order is not None or layout.dtype != grad.dtype:
         return None
-    if not grad.is_contiguous() or layout.shape[2:].numel() < SHORTEST_ROW:
+    columns = layout.shape[2:].numel()
+    if columns < SHORTEST_ROW or not batchnorm.takes_rows(columns):
         return None
-    return codec.whole_bits(parts, layout)
+    return codec.whole(parts, layout) if grad.is_contiguous() and not grad._is_zerotensor() else None
 
 
-def _from_codes(ctx: Any, grad: Tensor, saved: SavedInput, others: Any, bits: int) -> tuple[Tensor, ...]:
-    packed: Any = saved.packed
+def _from_codes(
+    ctx: Any, grad: Tensor, saved: SavedInput, others: Any, packed: tuple[Tensor, int]
+) -> tuple[Tensor, ...]:
+    whole: Any = saved.packed
+    (codes, bits), words, size = packed, whole.parts[1], whole.codec.group_size
     weight, _, _, mean, invstd, _ = others
-    weight = torch.ones_like(mean) if weight is None else weight
+    weight = torch.ones_like(mean) if weight is None else weight.contiguous()  # a view if a call replaced the parameter
     if ctx.dtypes is not None:
         # of a layer of a half type, statistics are halves on the CPU, and so is the weight everywhere
         mean, invstd, weight = (each.to(wide(each.dtype)) for each in (mean, invstd, weight))
-    (codes, words), size = packed.parts, packed.codec.group_size
     is_plain = type(codes) is type(words) is Tensor and holds_its_values(grad) and holds_its_values(weight)
     if is_plain and grad.dtype is not torch.float64 and not is_watched():
         run = batchnorm.gradients(grad.shape, grad.dtype, bits, size, grad.device)

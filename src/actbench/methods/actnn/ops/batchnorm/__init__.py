@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,22 +33,16 @@ def launch(
     words: Tensor,
     bits: int,
     group_size: int,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor,
+    *statistics: Tensor,
 ) -> None:
     """Launch the three kernels of ``kernels/batchnorm.cu``."""
-    start = launcher(dy.shape, dy.dtype, bits, group_size)
-    start(dx, for_weight, for_bias, sums, dy, codes, words, mean, invstd, weight)
+    launcher(dy.shape, dy.dtype, bits, group_size)(dx, for_weight, for_bias, sums, dy, codes, words, *statistics)
 
 
 @functools.lru_cache(maxsize=4096)
 def launcher(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int) -> Callable[..., None]:
     """Do as :func:`cpu.filler` on CUDA: what a launch needs but for addresses takes as long as the launch."""
-    form = shape, dtype, bits, group_size
-    launch_sums, launch_gradient = sums_launcher(*form), gradient_launcher(*form)
-    macros, rows, channels, columns = _place(*form)
-    counts = np.uint32(rows), np.uint32(channels), np.float32(rows // channels * columns)
+    start = launches(shape, dtype, bits, group_size)
 
     def run(
         dx: Tensor,
@@ -61,46 +56,42 @@ def launcher(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int) 
         invstd: Tensor,
         weight: Tensor,
     ) -> None:
-        launch_sums(sums, dy, codes, words, mean)
-        arguments = sums, invstd, for_weight, for_bias, *counts
-        rawkernel.launch("batchnorm", "batchnorm_totals", macros, channels, *arguments)
-        launch_gradient(dx, sums, dy, codes, words, mean, invstd, weight)
+        start.sums(dy, codes, words, mean, sums)
+        start.totals(sums, invstd, for_weight, for_bias)
+        start.gradient(dy, codes, words, mean, invstd, weight, sums, dx)
 
     return run
 
 
-def sums_launcher(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int) -> Callable[..., None]:
-    """Return a function that launches ``batchnorm_sums``: of the sums, dy, codes, words and mean."""
-    macros, rows, channels, columns = _place(shape, dtype, bits, group_size)
-    counts = np.uint32(rows), np.uint32(channels), np.uint32(columns)
+class Launches(NamedTuple):
+    """Functions that launch each of the kernels; they take the kernel's tensors in its order."""
 
-    def run(sums: Tensor, dy: Tensor, codes: Tensor, words: Tensor, mean: Tensor) -> None:
-        rawkernel.launch("batchnorm", "batchnorm_sums", macros, 32 * rows, dy, codes, words, mean, sums, *counts)
-
-    return run
+    sums: Callable[..., None]
+    totals: Callable[..., None]
+    gradient: Callable[..., None]
 
 
-def gradient_launcher(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int) -> Callable[..., None]:
-    """Return a function that launches ``batchnorm_gradient``: of dx, sums, dy, codes, words and the statistics."""
-    macros, rows, channels, columns = _place(shape, dtype, bits, group_size)
-    counts = np.uint32(rows), np.uint32(channels), np.uint32(columns)
+def launches(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int) -> Launches:
+    """Return what launches the kernels for gradients of a shape and type."""
+    channels, columns = shape[1], math.prod(shape[2:])
+    rows = shape[0] * channels
+    scalar, vector = rawkernel.SCALARS[dtype], reference.vector_of(columns, dtype)
+    macros: rawkernel.Macros = {"SCALAR": scalar, "BITS": bits, "GROUP": group_size, "VECTOR": vector}
 
-    def run(dx: Tensor, sums: Tensor, *others: Tensor) -> None:
-        rawkernel.launch("batchnorm", "batchnorm_gradient", macros, 32 * rows, *others, sums, dx, *counts)
+    def launching(kernel: str, threads: int, last: np.generic) -> Callable[..., None]:
+        counts = np.uint32(rows), np.uint32(channels), last
+        return lambda *tensors: rawkernel.launch("batchnorm", kernel, macros, threads, *tensors, *counts)
 
-    return run
+    return Launches(
+        launching("batchnorm_sums", 32 * rows, np.uint32(columns)),
+        launching("batchnorm_totals", channels, np.float32(shape[0] * columns)),
+        launching("batchnorm_gradient", 32 * rows, np.uint32(columns)),
+    )
 
 
-def _place(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int) -> tuple[rawkernel.Macros, int, int, int]:
-    """Return the macros, and how many rows there are, how many channels, and how many elements of a row."""
-    samples, channels, columns = shape[0], shape[1], math.prod(shape[2:])
-    macros: rawkernel.Macros = {
-        "SCALAR": rawkernel.SCALARS[dtype],
-        "BITS": bits,
-        "GROUP": group_size,
-        "VECTOR": reference.vector_of(columns, dtype),
-    }
-    return macros, samples * channels, channels, columns
+def takes_rows(columns: int) -> bool:
+    """Return whether a channel may have so many elements in a sample: fours of them, counted in 32 bits."""
+    return columns % 4 == 0 and columns < 2**31
 
 
 @define(
@@ -114,7 +105,8 @@ def backward(
     """Return the gradients of batch norm in training, from the codes of its input.
 
     Args:
-        dy: (N, C, ...) float32, float16, bfloat16 or float64, contiguous: the gradient of the output.
+        dy: (N, C, ...) float32, float16, bfloat16 or float64, contiguous: the gradient of the output. A channel has a
+            multiple of 4 elements in a sample, fewer than 2^31.
         codes: uint8 vector: the input, of the shape and type of dy, as ``groupquant.encode`` packs it.
         words: int32 vector: the words of its groups.
         bits: 1 to 8.
@@ -137,6 +129,8 @@ def backward(
     check_vector(words, torch.int32, dy.device, "words")
     if dy.dim() < 2 or dy.numel() == 0:
         raise ValueError(f"dy must have samples, channels and elements, found shape {tuple(dy.shape)}")
+    if not takes_rows(math.prod(dy.shape[2:])):
+        raise ValueError(f"a channel must have a multiple of 4 elements in a sample, found shape {tuple(dy.shape)}")
     groupquant.check_group_size(group_size)
     if (codes.numel(), words.numel()) != (bitpack.packed_bytes(dy.numel(), bits), -(-dy.numel() // group_size)):
         found = f"{codes.numel()} bytes of codes and {words.numel()} words"
@@ -157,8 +151,9 @@ def gradients(
 ) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
     """Return a function of dy, codes, words, mean, invstd and weight that does as :func:`backward` for one form of dy.
 
-    It is for float32 and half types and for plain tensors, while nothing sees operators
-    (:func:`actbench.ops.library.is_watched`): what the operator checks and computes at each call is known of them.
+    It is for float32 and half types and for plain contiguous tensors on a CPU or CUDA device, statistics and weight in
+    float32, while nothing sees operators (:func:`actbench.ops.library.is_watched`): what the operator checks and
+    computes at each call is known of them.
     """
     samples, channels = shape[:2]
     fill = (launcher if device.type == "cuda" else cpu.filler)(shape, dtype, bits, group_size)

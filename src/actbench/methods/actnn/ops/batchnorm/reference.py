@@ -29,14 +29,12 @@ LANES = 32
 
 
 def vector_of(columns: int, dtype: torch.dtype) -> int:
-    """Return how many neighbours a lane takes: those of 16 bytes (at most 8), half of them or 1.
+    """Return how many neighbours a lane takes: 8 of a half type where they divide the elements of a row, else 4.
 
-    They divide a row's elements. A lane's neighbours lie beside those of the next one: if it had more than 16 bytes, a
-    store of a warp would write half of each sector of 32 bytes, which takes as long as the whole.
+    That is 16 bytes, beside those of the next lane: if a lane stored more by two instructions, each of them would write
+    half of every sector of 32 bytes, which takes as long as the whole.
     """
-    return next(
-        vector for vector in (8, 4, 1) if (columns % vector == 0 and vector * dtype.itemsize <= 16) or vector == 1
-    )
+    return 8 if columns % 8 == 0 and dtype.itemsize == 2 else 4
 
 
 def backward(
