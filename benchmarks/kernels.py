@@ -193,7 +193,8 @@ def of_groups(name: str, place: Place) -> Subject:
 
 def of_norm(name: str, place: Place) -> Subject:
     """Return the backward pass of batch norm from codes; exact is torch's, of an input that is there."""
-    x, grad = (place.normal(seed)[None] for seed in (1, 2))  # a row is a channel
+    # four rows are a channel, which has a multiple of four elements
+    x, grad = (place.normal(seed).view(1, -1, 4 * place.columns) for seed in (1, 2))
     seed, sizes = torch.tensor(1, device=place.device), (place.bits, GROUP_SIZE)
     weight = torch.ones(x.shape[1], device=place.device)
     _, mean, invstd = torch.native_batch_norm(x, weight, weight, None, None, True, 0.1, 1e-5)

@@ -65,7 +65,14 @@ EXAMPLES: dict[str, Callable[[Tensor], list[Arguments]]] = {
     "groupquant_decode": lambda x: [(*groups(x), 3, 256, 0, x.numel(), x.dtype)],
     "groupquant_decode_": lambda x: [(torch.empty_like(x.flatten()), *groups(x), 3, 256, 0)],
     "batchnorm_backward": lambda x: [
-        (x.reshape(1, 1, -1), *groups(x), 3, 256, *torch.rand(3, 1, dtype=torch.promote_types(x.dtype, torch.float32)))
+        (
+            dy.reshape(1, 1, -1),
+            *groups(dy),
+            3,
+            256,
+            *torch.rand(3, 1, dtype=torch.promote_types(x.dtype, torch.float32)),
+        )
+        for dy in [x.flatten()[: x.numel() // 4 * 4]]
     ],
     "groupquant_decode_rows": lambda x: [
         (torch.empty_like(rows), codes, meta, bits, 256, 0) for rows, bits, codes, meta in [two_rows(x)]

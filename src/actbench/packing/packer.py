@@ -128,7 +128,7 @@ class Exclude:
         return partial(Exclude, self.smallest_bytes, subclasses=self.subclasses), ()
 
 
-@dataclass(eq=False, slots=True)  # frozen ones take longer to make
+@dataclass(eq=False)  # frozen ones take longer to make
 class StaysHere:
     """A saved tensor that a hook did not pack, and its version, which autograd does not check under hooks."""
 
