@@ -23,22 +23,6 @@ from actbench.ops.allocation import allocator
 from actbench.ops.library import Kernels, check_bits, check_contiguous, check_vector, copied, define
 
 
-def launch(
-    dx: Tensor,
-    for_weight: Tensor,
-    for_bias: Tensor,
-    sums: Tensor,
-    dy: Tensor,
-    codes: Tensor,
-    words: Tensor,
-    bits: int,
-    group_size: int,
-    *statistics: Tensor,
-) -> None:
-    """Launch the three kernels of ``kernels/batchnorm.cu``."""
-    launcher(dy.shape, dy.dtype, bits, group_size)(dx, for_weight, for_bias, sums, dy, codes, words, *statistics)
-
-
 @functools.lru_cache(maxsize=4096)
 def launcher(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int) -> Callable[..., None]:
     """Do as :func:`cpu.filler` on CUDA: what a launch needs but for addresses takes as long as the launch."""
@@ -89,6 +73,30 @@ def launches(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int) 
     )
 
 
+def _filling(prepared: Callable[..., Callable[..., None]]) -> Callable[..., None]:
+    """Return what fills the operator's results, by the function that is prepared for the form of dy."""
+
+    def fill(
+        dx: Tensor,
+        for_weight: Tensor,
+        for_bias: Tensor,
+        sums: Tensor,
+        dy: Tensor,
+        codes: Tensor,
+        words: Tensor,
+        bits: int,
+        group_size: int,
+        *statistics: Tensor,
+    ) -> None:
+        run = prepared(dy.shape, dy.dtype, bits, group_size)
+        run(dx, for_weight, for_bias, sums, dy, codes, words, *statistics)
+
+    return fill
+
+
+launch = _filling(launcher)
+
+
 def takes_rows(columns: int) -> bool:
     """Return whether a channel may have so many elements in a sample: fours of them, counted in 32 bits."""
     return columns % 4 == 0 and columns < 2**31
@@ -97,7 +105,7 @@ def takes_rows(columns: int) -> bool:
 @define(
     "batchnorm_backward(Tensor dy, Tensor codes, Tensor words, int bits, int group_size, Tensor mean, Tensor invstd,"
     " Tensor weight) -> (Tensor, Tensor, Tensor, Tensor)",
-    Kernels(cpu.backward, launch, copied(reference.backward, results=4)),
+    Kernels(_filling(cpu.filler), launch, copied(reference.backward, results=4)),
 )
 def backward(
     dy: Tensor, codes: Tensor, words: Tensor, bits: int, group_size: int, mean: Tensor, invstd: Tensor, weight: Tensor

@@ -22,28 +22,9 @@ from actbench.ops.cpu.halves import FLOAT32, KINDS, narrow
 _MOST = 1024  # elements of the largest group
 
 
-def backward(
-    dx: Tensor,
-    for_weight: Tensor,
-    for_bias: Tensor,
-    sums: Tensor,
-    dy: Tensor,
-    codes: Tensor,
-    words: Tensor,
-    bits: int,
-    group_size: int,
-    mean: Tensor,
-    invstd: Tensor,
-    weight: Tensor,
-) -> None:
-    """Fill the results of the operator."""
-    fill = filler(dy.shape, dy.dtype, bits, group_size)
-    fill(dx, for_weight, for_bias, sums, dy, codes, words, mean, invstd, weight)
-
-
 @functools.lru_cache(maxsize=4096)
 def filler(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int) -> Callable[..., None]:
-    """Return a function that does as :func:`backward` for gradients of a shape, without ``bits`` and ``group_size``.
+    """Return a function of the operator's results, dy, codes, words, mean, invstd and weight, for dy of one form.
 
     What the kernel needs but for addresses is the same in each call, and to make it takes a good part of one.
     """
@@ -52,21 +33,8 @@ def filler(shape: torch.Size, dtype: torch.dtype, bits: int, group_size: int) ->
     elements, size = -(-rows // together) * BLOCK, bitpack.packed_bytes(rows * columns, bits)
     place = size, bits, group_size, rows, channels, columns, together, KINDS[dtype], vector_of(columns, dtype)
 
-    def run(
-        dx: Tensor,
-        for_weight: Tensor,
-        for_bias: Tensor,
-        sums: Tensor,
-        dy: Tensor,
-        codes: Tensor,
-        words: Tensor,
-        mean: Tensor,
-        invstd: Tensor,
-        weight: Tensor,
-    ) -> None:
-        results = dx.data_ptr(), for_weight.data_ptr(), for_bias.data_ptr(), sums.data_ptr()
-        statistics = mean.data_ptr(), invstd.data_ptr(), weight.data_ptr()
-        _backward(elements, *place, *results, dy.data_ptr(), codes.data_ptr(), words.data_ptr(), *statistics)
+    def run(*tensors: Tensor) -> None:
+        _backward(elements, *place, *map(Tensor.data_ptr, tensors))
 
     return run
 
