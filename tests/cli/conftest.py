@@ -123,7 +123,7 @@ class NoProcesses:
 
     def __init__(self, *_: object) -> None: ...
 
-    def ready(self, also: Sequence[str] = ()) -> Self:
+    def ready(self, also: Sequence[str] = (), after_first: Sequence[str] = ()) -> Self:
         return self
 
     def __enter__(self) -> Self:

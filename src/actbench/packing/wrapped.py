@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,8 @@ from actbench.packing.refusals import OWN_BACKWARD, is_read, refuse_compiling, r
 
 Rules = Mapping[Callable[..., Any], Callable[..., Any]]
 """Maps a function of torch to its replacement, with the same arguments, by place and by name, and the same result."""
+
+Traced = TypeVar("Traced", bound=Callable[..., Any])
 
 _internals: Any = torch._C
 
@@ -71,12 +73,19 @@ Inner = Callable[..., Any]
 _running: ContextVar[tuple[Wrapper, ...]] = ContextVar("_running", default=())
 
 
+def held_in_graphs(function: Traced) -> Traced:
+    """Let a compiled graph hold what a function returns while it is traced.
+
+    torch.compiler.assume_constant_result does the same, and imports the compiler, which takes seconds.
+    """
+    vars(function)["_dynamo_marked_constant"] = True
+    return function
+
+
+@held_in_graphs
 def in_a_pass() -> bool:
-    """Return whether a pass through a wrapped model runs uncompiled around this call; a graph holds the answer."""
+    """Return whether a pass through a wrapped model runs uncompiled around this call."""
     return bool(_running.get())
-
-
-vars(in_a_pass)["_dynamo_marked_constant"] = True  # as torch.compiler.assume_constant_result does, without its import
 
 
 class Wrapper:

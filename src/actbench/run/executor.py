@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from actbench import plugins
 from actbench.errors import MeasurementError
@@ -22,7 +22,11 @@ from actbench.run.progress import Progress
 
 BENCH = "actbench.measuring.bench"
 _TIMELINES_BENCH = "actbench.measuring.timelines"
+COMPILER: Final = "torch._dynamo"
+"""Module that the first optimizer imports, in a second."""
+
 PRELOAD = (
+    COMPILER,
     "transformers.modeling_utils",
     "transformers.modeling_layers",
     "transformers.generation.utils",
@@ -59,6 +63,7 @@ class Work:
         timeout_seconds: Time that one case, and one trial of its largest batch, may work; None is without end.
         bench: Module that measures a case; see :class:`actbench.run.worker.Bench`.
         preload: Modules that most cases need, imported once.
+        later: Those that the first case does without.
         printed: The folder for what unchanged scripts print; None to keep only the last of it, for messages.
         done: Whether a case has a record.
         measured: The measurement of a case whose largest batch alone is still to be found.
@@ -72,6 +77,7 @@ class Work:
     timeout_seconds: float | None = None
     bench: str = BENCH
     preload: Sequence[str] = PRELOAD
+    later: Sequence[str] = ()
     printed: str | None = None
     done: Callable[[Case], bool] = lambda case: False
     measured: Callable[[Case], Outcome | None] = lambda case: None

@@ -23,8 +23,8 @@ import socket
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import wait
 from typing import NoReturn
 
@@ -80,28 +80,36 @@ def main(arguments: Sequence[str]) -> None:
 
     The arguments are the descriptor of the control socket, the parent's process id, the module that
     measures cases or does tasks, and further modules to import before forking, where that is possible. A line over the
-    socket, a JSON list, names those that the parent learned of later.
+    socket, a JSON list of two, names those that the parent learned of later, and those that the first process does
+    without: they are imported while it works.
     """
     descriptor, parent, bench, *preload = arguments
     die_with(int(parent), signal.SIGTERM)
     adopt_orphans()
     control = socket.socket(fileno=int(descriptor))
-    gc.disable()  # imports make millions of objects and no garbage, and its search takes a fifth of their time
     before_fork: Callable[[], object] | None = None
-    if _forks_libraries:
-        module = importlib.import_module(bench)
-        getattr(module, "before_forks", lambda: None)()
-        before_fork = getattr(module, "before_fork", None)
-        _import(preload)
-    with control.makefile("rb") as told:
-        also = json.loads(told.readline() or "[]")  # empty if the parent is gone
-    if _forks_libraries:
-        _import(also)
+    with _without_garbage():
+        if _forks_libraries:
+            module = importlib.import_module(bench)
+            getattr(module, "before_forks", lambda: None)()
+            before_fork = getattr(module, "before_fork", None)
+            _import(preload)
+        with control.makefile("rb") as told:
+            also, after_first = json.loads(told.readline() or "[[], []]")  # empty if the parent is gone
+        if _forks_libraries:
+            _import(also)
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
+    control.sendall(READY)
+    _Server(control, bench, before_fork, after_first if _forks_libraries else ()).serve()
+
+
+@contextmanager
+def _without_garbage() -> Iterator[None]:
+    """Spare imports inside the block a fifth of their time: they make millions of objects, and no garbage."""
+    gc.disable()
+    yield
     gc.enable()
     gc.freeze()  # or each process would search again, and copy, what was imported here
-    control.sendall(READY)
-    _Server(control, bench, before_fork).serve()
 
 
 def _import(modules: Iterable[str]) -> None:
@@ -111,10 +119,17 @@ def _import(modules: Iterable[str]) -> None:
 
 
 class _Server:
-    def __init__(self, control: socket.socket, bench: str, before_fork: Callable[[], object] | None) -> None:
+    def __init__(
+        self,
+        control: socket.socket,
+        bench: str,
+        before_fork: Callable[[], object] | None,
+        after_first: Iterable[str],
+    ) -> None:
         self._control = control
         self._bench = bench
         self._before_fork = before_fork
+        self._after_first = after_first
         self._pid = os.getpid()
         self._monitors: dict[int, socket.socket] = {}
         self._killed: set[int] = set()
@@ -179,6 +194,10 @@ class _Server:
         os.close(connection)
         os.close(output)
         self._monitors[pid] = socket.socket(fileno=monitor)
+        if self._after_first:
+            with _without_garbage():
+                _import(self._after_first)
+            self._after_first = ()
 
     def _become_worker(self, connection: int, token: bytes, monitor: int, output: int) -> NoReturn:
         code = 1

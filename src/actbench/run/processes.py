@@ -198,8 +198,10 @@ class ForkServer:
             )
         self._is_ready = False
 
-    def ready(self, also: Sequence[str] = ()) -> Self:
+    def ready(self, also: Sequence[str] = (), after_first: Sequence[str] = ()) -> Self:
         """Return this server once it has imported everything, what the first caller names ``also`` too.
+
+        What it names ``after_first`` is imported while the first process works.
 
         Raises:
             MeasurementError: It cannot, with what it wrote.
@@ -209,7 +211,7 @@ class ForkServer:
                 return self
             try:
                 with suppress(BrokenPipeError, ConnectionResetError):  # it ended before it read the line
-                    self._control.sendall(json.dumps(also).encode() + b"\n")
+                    self._control.sendall(json.dumps([also, after_first]).encode() + b"\n")
                     self._is_ready = bool(wait([self._control], _STARTING_SECONDS)) and self._control.recv(1) == READY
             finally:
                 if not self._is_ready:

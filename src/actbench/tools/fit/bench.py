@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Hashable
 
 from actbench import plugins, scheme as schemes
+from actbench.device.card import cached_answers
 from actbench.measuring import bench
 from actbench.measuring.failures import failure_of as failure_of  # a bench has it
 from actbench.measuring.inspection.recorder import RunningModules
@@ -40,7 +42,8 @@ def before_forks() -> None:
 
 
 def before_fork() -> None:
-    """Read recipes that were added, so that the process that is forked next has them."""
+    """Read recipes that were added, and look through libraries, so that the process that is forked next need not."""
+    cached_answers(len(sys.modules))
     if _shared is not None:
         _shared.refresh()
 

@@ -359,11 +359,12 @@ def fit(
         _show(shown, exports)
         return
 
+    from actbench.run.executor import COMPILER
     from actbench.run.processes import ForkServer
     from actbench.tools.fit import scripts
 
     # its imports and those of this process take seconds each: they go on side by side
-    server = ForkServer(scripts.bench_of(case)) if elsewhere is None else None
+    server = ForkServer(scripts.bench_of(case), (COMPILER,)) if elsewhere is None else None
     kept = "; what was simulated is stored, and the same command goes on from there"
     with server or nullcontext(), progress_shown(kept, progress) as told:
         from actbench.run.local import ThisMachine

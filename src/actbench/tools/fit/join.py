@@ -69,6 +69,22 @@ class Joins:
         profile = self.survey.profile
         return measured(setting.base, setting.joiner, plan.actions, profile, profile.step_bytes(limit), warnings)
 
+    def missing_setting(self, plan: Plan) -> dict[Case, Plan]:
+        """Return the case of the changes around the blocks that has to be simulated to join a plan."""
+        bare = Plan(plan.around, (), plan.rest)
+        case = self.survey.whole_case(bare)
+        is_joined = self.has_traces and not self.survey.space.blocks.are_changed_with(plan.rest)
+        return {case: bare} if is_joined and case not in self.survey.outcomes else {}
+
+    def missing_actions(self, plan: Plan) -> dict[Case, Plan]:
+        """Return the cases of actions that must be simulated to join a plan; these at most if its setting has to."""
+        if not self.has_traces or self.survey.space.blocks.are_changed_with(plan.rest):
+            return {}
+        setting = None if self.missing_setting(plan) else self._setting(Plan(plan.around, (), plan.rest))
+        around = plan.around if setting is None else setting.around
+        cases = dict(self.survey.action_case(around, action) for action in {*plan.actions} - {AS_IT_IS})
+        return {case: each for case, each in cases.items() if case not in self.survey.outcomes}
+
     @property
     def has_traces(self) -> bool:
         """Whether steps have traces; those whose blocks are no chain have none."""

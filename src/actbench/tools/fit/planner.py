@@ -276,10 +276,8 @@ class Planner(Survey):
     def _try(self, wanted: Iterable[tuple[Plan, int]]) -> None:
         """Join or simulate plans within limits, each within its smallest limit first: that may tell of larger ones."""
         asked = sorted(wanted, key=lambda each: each[1])
-        if self.is_joining and self._traces_left == math.inf:  # side by side
-            settings = [Plan(plan.around, (), plan.rest) for plan, limit in asked if self._known(plan, limit) is None]
-            possible = [each for each in settings if not self.space.blocks.are_changed_with(each.rest)]
-            self.measured({self.whole_case(each): each for each in possible})
+        if self.is_joining and self._traces_left > 0:
+            self._simulate_traces(plan for plan, limit in reversed(asked) if self._known(plan, limit) is None)
         while asked:
             of_limit = {
                 (plan, limit): self.whole_case(plan).model_copy(update={"memory_limit_bytes": limit})
@@ -299,6 +297,19 @@ class Planner(Survey):
                 self._traces_left -= len(left)
             if not self.outcomes.keys() & cases.keys():
                 return  # the time is over
+
+    def _simulate_traces(self, plans: Iterable[Plan]) -> None:
+        """Simulate side by side what plans are joined from: the first of them, as far as traces may be simulated."""
+        chosen, wanted = list[Plan](), dict[Case, Plan]()
+        for plan in plans:
+            more = wanted | self._joins.missing_setting(plan) | self._joins.missing_actions(plan)
+            if len(wanted) < len(more) <= self._traces_left:
+                chosen.append(plan)
+                wanted = more
+        for missing in (self._joins.missing_setting, self._joins.missing_actions):  # which may be fewer than it seemed
+            wanted = {case: each for plan in chosen for case, each in missing(plan).items()}
+            self._traces_left -= len(wanted)
+            self.measured(wanted)
 
     def _joined(self, case: Case, plan: Plan) -> bool:
         """Join a plan; return whether it can be, or was simulated already."""
@@ -335,13 +346,13 @@ class Planner(Survey):
                 self.found.append(found)
                 self.outcomes[found.case] = found.measured
 
-    def measured(self, cases: Mapping[Case, Plan]) -> dict[Case, Measurement]:
+    def _simulate(self, cases: Mapping[Case, Plan]) -> None:
         """Simulate cases; those of the whole model are plans, also those that a survey learns from."""
         new = [case for case in cases if case not in self.outcomes]
-        measured = super().measured(cases)
+        super()._simulate(cases)
         for case in (case for case in new if case.model == self.exact.model):
-            if is_refusal(self.outcomes.get(case)):
+            outcome = self.outcomes.get(case)
+            if is_refusal(outcome):
                 self._impossible.add(cases[case])
-            if case in measured:
-                self.found.append(Found(cases[case], case, case.memory_limit_bytes or 0, measured[case]))
-        return measured
+            if isinstance(outcome, Measurement):
+                self.found.append(Found(cases[case], case, case.memory_limit_bytes or 0, outcome))

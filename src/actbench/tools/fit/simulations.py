@@ -16,7 +16,7 @@ from actbench.model.data import LEFT_OUT, OutcomeData
 from actbench.model.measured import Measurement, Outcome
 from actbench.model.records import Case, Failure, Optimizer
 from actbench.report.store import Store
-from actbench.run.executor import PRELOAD, Machines, Told, Work
+from actbench.run.executor import COMPILER, PRELOAD, Machines, Told, Work
 from actbench.run.local import ThisMachine
 from actbench.run.progress import Progress
 from actbench.run.runner import outcomes
@@ -103,12 +103,14 @@ class Simulations:
     copies: int = 0
     taken: set[Case] = field(default_factory=set, repr=False)
     crashed: dict[Case, Failure] = field(default_factory=dict, repr=False)
+    _origin: Mapping[str, Any] = field(init=False, repr=False)
     _search: str = field(default="plans", repr=False)
     _planned: list[Case] = field(default_factory=list, repr=False)  # progress counts all of them
 
     def __post_init__(self) -> None:
         """Let the time begin."""
         self.budget = Budget(self.means.budget_seconds)
+        self._origin = provenance(self.means.command)
 
     @contextmanager
     def searching(self, what: str, share: float = 1.0) -> Iterator[None]:
@@ -188,7 +190,7 @@ class Simulations:
     def _note(self, exact: Case, asked: Asked, case: Case, plan: Plan, outcome: Measurement) -> None:
         """Store a step that was joined from traces, unless the results file has its simulation, or this very row."""
         known = self.store.find(case)
-        record = self._record(exact, asked, case, plan, outcome, provenance(self.means.command)).after(known)
+        record = self._record(exact, asked, case, plan, outcome, self._origin).after(known)
         record = record.model_copy(update={"joined": True})
         same = ("outcome", "asked", "training")
         if known is None or (known.joined and any(getattr(known, name) != getattr(record, name) for name in same)):
@@ -271,7 +273,7 @@ def simulations(name: str, case: Case, candidates: Candidates, means: Means) -> 
         jobs=means.jobs_here,
         timeout_seconds=means.timeout_seconds,
         bench=scripts.bench_of(case),
-        preload=_needed(case, candidates),
+        **_needed(case, candidates),
     )
     elsewhere = means.machines is not None and means.machines.elsewhere
     with FITTED.opened(name, means.output, of_any_machine=elsewhere) as store:
@@ -282,18 +284,22 @@ def simulations(name: str, case: Case, candidates: Candidates, means: Means) -> 
             FITTED.write_beside(store.path, store.records, FIT_TITLE)
 
 
-def _needed(case: Case, candidates: Candidates) -> Sequence[str]:
-    """Return the modules to import once, and not in each process."""
+def _needed(case: Case, candidates: Candidates) -> Mapping[str, Any]:
+    """Return the modules to import once, and not in each process, as fields of :class:`Work`.
+
+    The first case is the exact step, which does without those of candidates.
+    """
     if case.script is not None:
-        return ()  # it imports what it needs itself
-    used = [*parts_in(schemes.build(case.scheme)), *(each.scheme for each in candidates.all if each.scheme)]
-    defined = sorted({type(scheme).__module__ for scheme in used})
+        return {"preload": ()}  # it imports what it needs itself
+    always, tried = parts_in(schemes.build(case.scheme)), [each.scheme for each in candidates.all if each.scheme]
+    defined = sorted({type(scheme).__module__ for scheme in (*always, *tried)})
     if parse_model_name(case.model).kind == "torchvision":  # transformers takes seconds, and hardly a scheme needs it
-        return ("actbench.workload.torchvision", *defined)
+        return {"preload": (COMPILER, "actbench.workload.torchvision", *defined)}
     preset = find_preset(case.model.partition("@")[0])
     kind = preset.config.get("model_type") if preset else None
     of_model = () if kind is None else (f"transformers.models.{kind}.modeling_{kind}",)
-    return (*PRELOAD, *of_model, *defined, *sorted({name for scheme in used for name in scheme.card.libraries}))
+    at_once, later = (sorted({name for each in some for name in each.card.libraries}) for some in (always, tried))
+    return {"preload": (*PRELOAD, *of_model, *at_once), "later": (*defined, *later)}
 
 
 def checked(case: Case) -> tuple[Case, DeviceProfile]:

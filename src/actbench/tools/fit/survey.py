@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
@@ -68,6 +68,8 @@ class Survey:
     refused: dict[Candidate, Outcome] = field(default_factory=dict)
     _cut_changes: dict[Action, tuple[int, Costs]] = field(default_factory=dict, repr=False)
     _usual: list[Plan] = field(default_factory=list, repr=False)  # that are joined from what :meth:`begin` simulates
+    _ahead: Iterator[Mapping[Case, Plan]] = field(default_factory=lambda: iter(()), repr=False)
+    _unbeaten: list[Action] = field(default_factory=list, repr=False)  # other ways, in copies
 
     @property
     def profile(self) -> DeviceProfile:
@@ -96,6 +98,7 @@ class Survey:
         if not self.space.blocks.paths:  # what is done with blocks is then done with the model
             found = replace(found, around=[*found.around, *found.of_blocks], of_blocks=())
         self.candidates = found
+        self._ahead = self._stages()
 
     def try_usual(self) -> None:
         """Simulate the usual stacks of which all schemes may be chosen, unless a short copy will tell of its step."""
@@ -132,6 +135,8 @@ class Survey:
         if not self.space.ways:
             return
         first, *cuts = self.space.ways
+        for stage in self._ahead:
+            self._simulate(stage)
         chosen, others = self._worth_a_look(limit)
         for around, fits in chosen.items():
             way = self._way(around, among=_best(first), only_faster=first if fits else None)
@@ -153,9 +158,17 @@ class Survey:
     # -- what is simulated --------------------------------------------------------------------------------------------
 
     def measured(self, cases: Mapping[Case, Plan]) -> dict[Case, Measurement]:
-        """Simulate what was not simulated yet; return the measurements among the outcomes of all."""
-        self.outcomes.update(self.simulate({case: plan for case, plan in cases.items() if case not in self.outcomes}))
+        """Simulate what was not simulated yet; return the measurements among the outcomes of all.
+
+        What is certain to be wanted next is simulated beside it, so that no processor waits for the last one.
+        """
+        new = {case: plan for case, plan in cases.items() if case not in self.outcomes}
+        if new:
+            self._simulate({**new, **next(self._ahead, {})})
         return self.known(cases)
+
+    def _simulate(self, cases: Mapping[Case, Plan]) -> None:
+        self.outcomes.update(self.simulate({case: plan for case, plan in cases.items() if case not in self.outcomes}))
 
     def known(self, cases: Iterable[Case]) -> dict[Case, Measurement]:
         """Return the measurements of those cases that were simulated."""
@@ -363,12 +376,7 @@ class Survey:
         Only the fewest are simulated: what belongs to samples shrinks with the micro-batch, and each one more takes the
         same time more.
         """
-        held = way.exact.held.sum()
-        wanted = {
-            each: parts
-            for parts, each in self.candidates.in_parts[:_MOST_PARTS]
-            if held >= LEAST_SHARE * parts * (way.exact.base + held) and self._go_with([each], way.around)
-        }
+        wanted = self._parts_for(way.exact)
         for fewest, count in wanted.items():
             around = way.around | {fewest}
             _, exact = self._simulated_around(around, count)
@@ -390,6 +398,12 @@ class Survey:
                     self._add_parts(way, each, parts, way.exact.in_more_parts(parts, count, exact))
             return
 
+    def _parts_for(self, exact: Costs) -> dict[Candidate, int]:
+        """Return the micro-batches that are worth a look, by what the blocks of the exact step hold."""
+        held = exact.held.sum()
+        few = self.candidates.in_parts[:_MOST_PARTS]
+        return {each: parts for parts, each in few if held >= LEAST_SHARE * parts * (exact.base + held)}
+
     def _add_parts(self, way: Way, candidate: Candidate, parts: int, exact: Costs) -> None:
         around = way.around | {candidate}
         changes = {
@@ -400,11 +414,17 @@ class Survey:
         acting = {each: effect.in_parts(parts) for each, effect in way.actions.items()}
         self.space.ways.append(Way(around, parts, exact, changes, acting))
 
-    def _worth_a_look(self, limit: float) -> tuple[dict[Action, bool], list[Action]]:
-        """Return the other ways of computing that nothing beats that trains as near to the exact step; and the rest.
+    def _stages(self) -> Iterator[Mapping[Case, Plan]]:
+        """Yield what is certain to be simulated, each time what is known to be so by then.
 
-        Each of the first comes with whether it fits into ``limit`` as it is, and no plan is wanted that needs less.
+        Copies; micro-batches and other ways of computing, alone and then together, of which those are looked at in the
+        larger copy that no other one beats in the smaller one.
         """
+        copies = self._shortened()
+        models = [] if copies is None else [copies.copy, *([with_blocks(self.exact.model, COPIES[1])] * copies.grows)]
+        yield {self._exact_of(model): Plan() for model in models if model is not None}
+        exact = Costs.of(self.outcomes[self.exact])
+        fewest = [frozenset({each}) for each in (self._parts_for(exact) if exact is not None else ())][:1]
         kinds: dict[object, list[Candidate]] = {}
         for each in self.candidates.computing:
             kinds.setdefault(each.changes, []).append(each)
@@ -412,21 +432,27 @@ class Survey:
         actions = [frozenset(each for each in stack if each is not None) for stack in stacks]
         others = sorted((each for each in actions if each and stand_together(each)), key=len)
         alone = [each for each in others if len(each) == 1]
-        self.measured({self._cases(around)[0]: Plan(around) for around in alone})
+        yield {self._cases(around)[0]: Plan(around) for around in (*fewest, *alone)}
         for around in alone:
             self._note(around, self._cases(around)[0])
         ways = [AS_IT_IS, *(each for each in others if not any(is_refusal(self.refused.get(one)) for one in each))]
-        self.measured({self._cases(around)[0]: Plan(around) for around in ways})
-        few = {around: self.known([self._cases(around)[0]]) for around in ways}
+        larger = {self._cases(around)[-1]: Plan(around) for around in fewest if self.known([self._cases(around)[0]])}
+        yield larger | {self._cases(around)[0]: Plan(around) for around in ways}
         in_copy = {
             around: (step_seconds_of(step) or math.inf, float(needed_bytes(step)))
-            for around, found in few.items()
-            for step in found.values()
+            for around in ways
+            for step in self.known([self._cases(around)[0]]).values()
         }
-        ways = [each for each in in_copy if not each or not _is_beaten(each, in_copy, alike=1.0)]
-        self._simulate_around(ways)
+        self._unbeaten = [each for each in in_copy if not each or not _is_beaten(each, in_copy, alike=1.0)]
+        yield {self._cases(around)[-1]: Plan(around) for around in self._unbeaten}
+
+    def _worth_a_look(self, limit: float) -> tuple[dict[Action, bool], list[Action]]:
+        """Return the other ways of computing that nothing beats that trains as near to the exact step; and the rest.
+
+        Each of the first comes with whether it fits into ``limit`` as it is, and no plan is wanted that needs less.
+        """
         needs: dict[Action, tuple[float, float]] = {}
-        for around in ways:
+        for around in self._unbeaten:
             costs = self._costs(around)
             if costs is not None:
                 one, *more = map(needed_bytes, self.known(self._cases(around)).values())

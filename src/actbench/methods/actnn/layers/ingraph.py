@@ -60,6 +60,8 @@ def give_form(layer: Any) -> None:
     codec = repr(layer.packer.codec) if packs else ""
     layer.form = f"{type(layer).__module__}.{type(layer).__qualname__} {sorted(shown.items())} {codec}"
     if layer.form not in _layers:
+        # not where it is defined: this imports the compiler, which takes seconds
+        torch.compiler.allow_in_graph(_run)  # type: ignore[no-untyped-call]
         bare: Any = object.__new__(type(layer))
         vars(bare).update(vars(nn.Module()), **settings, form=None)
         reversed_padding = "_reversed_padding_repeated_twice"  # of a convolution, from its padding
@@ -74,8 +76,8 @@ _OF_ONE = ("packer", "site", "form", "training", "forward")
 """Attributes that are no setting of a layer, or are made anew for its copy."""
 
 
-@torch.compiler.allow_in_graph  # type: ignore[untyped-decorator]
-def _run(form: str, training: bool, x: Tensor, others: tuple[Any, ...], *tensors: Tensor | None) -> Any:
+def _run(form: str | None, training: bool, x: Tensor, others: tuple[Any, ...], *tensors: Tensor | None) -> Any:
+    assert form is not None
     known = _layers[form]
     layer: Any = object.__new__(type(known))
     vars(layer).update(vars(known), training=training)

@@ -20,7 +20,7 @@ from actbench.methods.fewbit.called.functions import FUNCTIONS, Call, Called, Se
 from actbench.methods.fewbit.piecewise import Piecewise
 from actbench.packing.forwardwrapper import ReboundForward
 from actbench.packing.refusals import is_compiled, refuse_compiling
-from actbench.packing.wrapped import checkpoint_hook, has_own_functions
+from actbench.packing.wrapped import checkpoint_hook, has_own_functions, held_in_graphs
 
 StandIn = Callable[[nn.Module, Tensor | None], nn.Module | None]
 """From a layer of torch, and a tensor on its device, to the layer that saves less; None for one that stays."""
@@ -91,7 +91,7 @@ class CalledForward(ReboundForward):
                 self._fake = {**of_mode, in_mode: self._made(called, call)}
         return self._fake[in_mode]
 
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    @held_in_graphs
     def _made_early(self, called: Called, settings: Settings, device: torch.device) -> str:
         """Make the layer that computes a call while ``torch.compile`` traces it; return its name in ``_early``."""
         name = f"{called.kind.__name__} {settings} {device}".replace(".", "_")  # torch takes no points
