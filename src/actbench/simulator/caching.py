@@ -40,7 +40,7 @@ class OutOfSegments(Exception):  # noqa: N818  (an outcome, not a user's error)
     """No free block serves a request, and no segment can be added for it."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Block:
     """A piece of a segment.
 
@@ -103,7 +103,7 @@ class CachingAllocator:
 
     def allocate(self, name: int, size: int) -> None:
         """Serve a request, or raise OutOfSegments."""
-        size = max(SMALLEST_BLOCK, round_up(size, SMALLEST_BLOCK))
+        size = -(-size // SMALLEST_BLOCK) * SMALLEST_BLOCK or SMALLEST_BLOCK
         small = size <= _SMALL
         block = self._best_fit(small, size) or self._more(small, size)
         if block is None:

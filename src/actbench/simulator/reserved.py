@@ -36,6 +36,7 @@ class Pools:
 
     Attributes:
         limit_bytes: The memory of the device; it may be changed between two allocations.
+        reserved_bytes: The bytes that are reserved now.
         peak_bytes: Most bytes that were reserved so far.
         is_exceeded: Whether an allocation would have failed.
     """
@@ -49,48 +50,40 @@ class Pools:
         self._of: dict[str, CachingAllocator] = {}
         self._streams = streams or {}
         self._held: set[int] = set()
-        self.peak_bytes = 0
+        self.reserved_bytes = self.peak_bytes = 0
         self.is_exceeded = False
 
     def play(self, events: Iterable[Event]) -> None:
         """Let storages be allocated and freed."""
+        held, streams = self._held, self._streams
         for name, amount in events:
-            stream = self._streams.get(name, "")
-            if name in self._held:
-                self.of(stream).free(name)
-                self._held.remove(name)
+            stream = streams.get(name, "")
+            if name in held:
+                self._of[stream].free(name)
+                held.remove(name)
             if amount and self.allocate(stream, name, amount):
-                self._held.add(name)
-
-    @property
-    def reserved_bytes(self) -> int:
-        """The bytes that are reserved now."""
-        return sum(each.reserved_bytes for each in self._of.values())
+                held.add(name)
 
     def give_back(self) -> None:
         """Return fully free segments to the driver."""
         for each in self._of.values():
             each.give_back()
-
-    def of(self, stream: str) -> CachingAllocator:
-        """Return the blocks of a stream."""
-        if stream not in self._of:
-            self._of[stream] = self._make(self.limit_bytes)
-        return self._of[stream]
+        self.reserved_bytes = sum(each.reserved_bytes for each in self._of.values())
 
     def allocate(self, stream: str, name: int, amount: int) -> bool:
         """Return whether a request is served; where the device is full, all streams return their free segments."""
-        pool = self.of(stream)
+        pool = self._of.get(stream)
+        if pool is None:
+            pool = self._of[stream] = self._make(self.limit_bytes)
         # all streams share the memory of one device: a pool may grow by what the others leave
-        pool.limit_bytes = self.limit_bytes - self.reserved_bytes + pool.reserved_bytes
+        of_others = self.reserved_bytes - pool.reserved_bytes
+        pool.limit_bytes = self.limit_bytes - of_others
         try:
             pool.allocate(name, amount)
         except OutOfSegments:
-            # release_cached_blocks of CUDACachingAllocator gives back those of all streams
-            for other in self._of.values():
-                if other is not pool:
-                    other.give_back()
-            pool.limit_bytes = self.limit_bytes - self.reserved_bytes + pool.reserved_bytes
+            self.give_back()  # release_cached_blocks of CUDACachingAllocator gives back those of all streams
+            of_others = self.reserved_bytes - pool.reserved_bytes
+            pool.limit_bytes = self.limit_bytes - of_others
             try:
                 pool.allocate(name, amount)
             except OutOfSegments:
@@ -98,6 +91,7 @@ class Pools:
                 if self._refuses:
                     return False
                 pool.allocate_beyond(name, amount)
-                self.limit_bytes = max(self.limit_bytes, self.reserved_bytes)
+                self.limit_bytes = max(self.limit_bytes, of_others + pool.reserved_bytes)
+        self.reserved_bytes = of_others + pool.reserved_bytes
         self.peak_bytes = max(self.peak_bytes, self.reserved_bytes)
         return True

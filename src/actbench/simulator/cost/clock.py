@@ -48,6 +48,7 @@ class _Clock:
     beside: dict[str, _Sum] = field(default_factory=lambda: defaultdict(_Sum))
     busy: float = 0.0
     passed: list[float] = field(default_factory=list)
+    known: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         links, shares = self.rates.links, self.efficiencies.links
@@ -89,7 +90,7 @@ class _Clock:
         if work.collective is not None:
             self._exchange(done, work.collective)
         elif done.turn.is_beside and self.asynchronous:
-            seconds = computing(work, self.rates, self.efficiencies)
+            seconds = self._computing(work)
             self.exchanges.run(seconds, self.host, done.phase)
             _add(self.beside[work.name], seconds, work)
         elif done.on_host and self.asynchronous and work.kind is not None:
@@ -112,8 +113,14 @@ class _Clock:
         if not self.asynchronous:
             self._wait(self.exchanges.time, EXCHANGING)
 
+    def _computing(self, work: OperatorWork) -> float:
+        """Return the seconds of an operator; equal ones of a step are mostly one object, which lives as long."""
+        if id(work) not in self.known:
+            self.known[id(work)] = computing(work, self.rates, self.efficiencies)
+        return self.known[id(work)]
+
     def _compute(self, work: OperatorWork) -> None:
-        seconds = computing(work, self.rates, self.efficiencies)
+        seconds = self._computing(work)
         self._wait(self.host, WAITING)
         self.device += seconds
         self.busy += seconds
@@ -228,9 +235,10 @@ def estimate(
     clock.run(done)
     if passed is not None:
         passed += [moment - begun for moment in clock.passed]
+    different = {id(each.work): each.work for each in done}.values()
     # these are counted as elementwise, and the table of times names them
-    unknown = sorted({each.work.name for each in done if not each.work.is_known})
-    guessed = [each.work for each in done if _measured(each.work, efficiencies) is None]
+    unknown = sorted({work.name for work in different if not work.is_known})
+    guessed = [work for work in different if _measured(work, efficiencies) is None]
     exchanges = any(each.work.collective for each in done)
     beside = sorted(clock.beside.items(), key=lambda item: -item[1].seconds)
     return EstimatedTime(
