@@ -13,20 +13,26 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import subprocess
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from actbench.cli.printing import progress_shown
 from actbench.machine import machine
 from actbench.model.records import Case
 from actbench.model.scripts import Script
-from actbench.tools.fit.answer import numbered
-from actbench.tools.fit.fit import find
-from actbench.tools.fit.questions import shared_out
-from actbench.tools.fit.records import Asked, PlannedStep
-from actbench.tools.fit.simulations import Means
+from actbench.run.executor import COMPILER
+from actbench.run.processes import ForkServer
+from actbench.tools.fit import scripts
+
+if TYPE_CHECKING:
+    from actbench.tools.fit.records import PlannedStep
+    from actbench.tools.fit.simulations import Means
 
 MODELS: dict[str, dict[str, Any]] = {
     "resnet50": {
@@ -76,22 +82,29 @@ def _processor_seconds() -> float:
 
 
 def row_of(name: str) -> dict[str, Any]:
-    """Fit one model, and return its row."""
-    began, begun = _processor_seconds(), time.perf_counter()
+    """Fit one model as the command does, in a process that did nothing before, and return its row."""
     case = Case(meter="simulated", gradient_quality=False, **MODELS[name])
-    with progress_shown("") as progress:
-        means = Means(None, "benchmarks/simulations.py", budget_seconds=None, progress=progress)
+    with ForkServer(scripts.bench_of(case), (COMPILER,)) as server, progress_shown("") as progress:
+        from actbench.run.local import ThisMachine
+        from actbench.tools.fit.simulations import Means
+
+        machines = ThisMachine(server=server)
+        means = Means(None, "benchmarks/simulations.py", budget_seconds=None, progress=progress, machines=machines)
         found = _on_one_card(case, means) if name not in PROCESSES else _over(PROCESSES[name], case, means)
     return {
         "model": name,
         **found,
-        "processor_seconds": round(_processor_seconds() - began, 1),
-        "seconds": round(time.perf_counter() - begun, 1),
+        "processor_seconds": round(_processor_seconds(), 1),
+        "seconds": round(time.time() - psutil.Process().create_time(), 1),  # type: ignore[no-untyped-call]
         "cores": machine().cores,
     }
 
 
 def _on_one_card(case: Case, means: Means) -> dict[str, Any]:
+    from actbench.tools.fit.answer import numbered
+    from actbench.tools.fit.fit import find
+    from actbench.tools.fit.records import Asked
+
     found = find(case, Asked(), means)
     return {
         "whole": found.whole,
@@ -105,6 +118,9 @@ def _on_one_card(case: Case, means: Means) -> dict[str, Any]:
 
 
 def _over(processes: int, case: Case, means: Means) -> dict[str, Any]:
+    from actbench.tools.fit.questions import shared_out
+    from actbench.tools.fit.records import Asked
+
     found = shared_out(case, [processes], Asked(), means)
     return {
         "whole": found.made.whole,
@@ -132,7 +148,7 @@ _ABOUT = (
     "steps of the whole model, *copies* those of copies with fewer blocks; a scheme that is refused before its step "
     "counts as neither. Frontiers are those with exact and with any gradients. *Off* is the most that a joined peak is "
     "off where the plan is simulated whole, too. *Processor* is the time of all processes, *clock* that of the command "
-    "on so many cores; both have all imports."
+    "on so many cores, from its start; both have all imports."
 )
 
 
@@ -160,13 +176,15 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, action="append")
     asked = parser.parse_args()
     asked.folder.mkdir(parents=True, exist_ok=True)
+    first, *others = asked.model or MODELS
     path = asked.folder / "simulations.json"
     rows = json.loads(path.read_text()) if path.exists() else []
-    for name in asked.model or MODELS:
-        rows = [row for row in rows if row["model"] != name] + [row_of(name)]
-        rows.sort(key=lambda row: list(MODELS).index(row["model"]))
-        path.write_text(json.dumps(rows, indent=1) + "\n")
-        (asked.folder / "simulations.md").write_text(markdown(rows))
+    rows = [row for row in rows if row["model"] != first] + [row_of(first)]
+    rows.sort(key=lambda row: list(MODELS).index(row["model"]))
+    path.write_text(json.dumps(rows, indent=1) + "\n")
+    (asked.folder / "simulations.md").write_text(markdown(rows))
+    for name in others:
+        subprocess.run([sys.executable, __file__, str(asked.folder), "--model", name], check=True)
 
 
 if __name__ == "__main__":
