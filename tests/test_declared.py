@@ -66,6 +66,12 @@ def test_a_check_imports_the_torch_free_types_of_the_named_schemes_alone() -> No
     assert ended.stdout.split() == ["actbench.methods.fewbit.params", "actbench.methods.lowbit.params"]
 
 
+def test_schemes_are_found_without_torchs_compiler() -> None:
+    """It takes seconds to import, which what plans or converts nothing yet does without."""
+    found = "import sys; from actbench import scheme; scheme.find_schemes(); assert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", found], check=True)
+
+
 def test_a_scheme_of_another_package_is_checked_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stranger(schemes.Scheme):
         name = "stranger"

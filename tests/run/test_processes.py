@@ -48,6 +48,20 @@ def test_a_server_is_ready_once_it_has_imported_what_it_is_told_at_its_start_and
     assert (tmp_path / "late").exists()
 
 
+def test_what_the_first_process_does_without_is_imported_while_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asked.py").write_text("import sys\ndef has(name):\n    return str(name in sys.modules)\n")
+    (tmp_path / "later.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with ForkServer("asked") as server:
+        server.ready(after_first=("later", "no_such_module"))
+        first, second = (Tasks("asked", server=server).call("has", "later", doing="asking") for _ in range(2))
+
+    assert (first, second) == ("False", "True")
+
+
 _OF_MACOS = """
 import sys, actbench.run.forkserver as server
 server._libc, server._forks_libraries, server._can_look_at_ended = None, False, False

@@ -249,6 +249,28 @@ def test_usual_stacks_are_tried_as_far_as_they_can_be(refused: str) -> None:
     assert [each.case.scheme for each in made.found] == [name for name in tried if not refused or refused not in name]
 
 
+@pytest.mark.slow
+def test_what_is_certain_to_be_wanted_is_simulated_beside_what_has_to_be_known_first() -> None:
+    waves: list[list[str]] = []
+
+    def simulates(plans: Mapping[Case, Plan]) -> Iterator[tuple[Case, Outcome]]:
+        if plans:
+            waves.append([f"{case.model.partition('=')[2]} {case.scheme}" for case in plans])
+        yield from SIMULATED(plans)
+
+    made = planner("tiny-llama@num_hidden_layers=8", simulates)
+
+    made.run()
+
+    first, copies, singles, larger, *_ = (set(wave) for wave in waves)
+    assert first == {"8 exact"}
+    assert copies == {"4 exact", "6 exact"}
+    assert singles >= {"4 checkpoint", "4 accumulate:2", "4 lora:4", "4 pure:bfloat16"}
+    assert larger >= {"6 accumulate:2", "4 pure:bfloat16+lora:4"}
+    told = [each for wave in waves for each in wave]
+    assert len(told) == len(set(told))
+
+
 def test_searches_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr("actbench.tools.fit.budget.time", SimpleNamespace(monotonic=lambda: clock[0]))
