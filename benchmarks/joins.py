@@ -48,6 +48,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "scheme": "lora:16",
     },
     "t5-small": {"model": "t5-small", "batch_size": 16, "sequence_length": 512},
+    "whisper-small": {"model": "whisper-small", "batch_size": 8},
 }
 
 

@@ -13,7 +13,7 @@ from actbench.measuring.meters.peak import Event
 from actbench.model.measured import Measurement
 from actbench.model.records import Case
 from actbench.simulator import profiles
-from actbench.simulator.join import Joiner
+from actbench.simulator.join import Joined, Joiner
 from actbench.simulator.trace import HOST, Label, Trace, labels_of
 from actbench.tools.fit.bench import Session
 from actbench.tools.fit.costs import Blocks
@@ -69,6 +69,32 @@ def test_a_joined_step_is_the_simulated_one(model: str) -> None:
         assert joined.estimated is not None
         assert whole.estimated is not None
         assert joined.estimated.step_seconds == pytest.approx(whole.estimated.step_seconds, rel=1e-6)
+
+
+WHISPER = (
+    "whisper-small@encoder_layers=2,decoder_layers=3,d_model=64,encoder_ffn_dim=128,decoder_ffn_dim=128,"
+    "encoder_attention_heads=2,decoder_attention_heads=2"
+)
+
+
+@pytest.mark.slow
+def test_what_the_encoder_returns_is_freed_where_a_simulation_frees_it() -> None:
+    _, base = simulated("exact", WHISPER, batch_size=1)
+    joiner = Joiner(base, traces(WHISPER, base.blocks, batch_size=1))
+
+    for plan in ("egggg", "oeego", "ccgeo", "eegeg"):
+        _, whole = simulated(spec(plan, base.blocks), WHISPER, batch_size=1)
+        assert alive_bytes(joiner.join(plan)) == alive_bytes(Joiner(whole, {}).unchanged), plan
+
+
+def alive_bytes(step: Joined) -> list[int]:
+    """Return the bytes that are alive after each event of the passes and of the first update."""
+    held, live, found = dict[int, int](), 0, list[int]()
+    for name, amount in itertools.chain(*step.run[:4]):
+        live += amount - held.get(name, 0)
+        held[name] = amount
+        found.append(live)
+    return found
 
 
 def test_four_blocks_tell_what_nine_do() -> None:

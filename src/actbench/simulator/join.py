@@ -327,7 +327,7 @@ class _Join:
         later = self._labels[self._rank[label] + 1 : -2]
         after = next((each for each in later if each.block >= 0 and self._of(each) is cut), None)
         if freed[0] == TOP:  # the caller of the blocks holds it, as autocast its casts of weights until the pass ends
-            return TOP, self._place(cut, *freed)
+            return TOP, self._place(cut, name, TOP)
         if label.kind == "forward":
             return (TOP, _FIRST) if after is None else (after, _FIRST)
         if after is None:
@@ -359,48 +359,53 @@ class _Join:
             same = name if other is cut else other.counterpart(cut, name)
             if same is None or same not in other.freed:
                 continue
-            freed, place = other.freed[same]
+            freed = other.freed[same][0]
             later = enumerate(self._plan[label.block + 1 :], label.block + 1)
             blocks = [block for block, action in later if action is other and same in other.given[block]]
             if freed.kind != "backward" or self._of(freed) is other:
-                found.append((freed, self._place(other, freed, place)))
+                found.append((freed, self._place(other, same, freed)))
                 continue
             # its own block holds it where it is freed there; of others it is only known what their graph saves
             own = freed.block == label.block
             holders = (block for block in blocks if (other.keeps(block, same) if own else block >= freed.block))
             if (holder := next(holders, None)) is not None:
-                found.append((Label("backward", holder), _LAST))
+                last = Label("backward", holder)
+                found.append((last, _LAST if own else self._place(other, same, last)))
         if not found:
             found.append((self._labels[self._rank[label] + 1], _LAST))
         return max(found, key=lambda moment: (self._rank[moment[0]], moment[1]))
 
-    def _place(self, cut: _Cut, label: Label, place: int) -> int:
-        """Return the place in a segment of this step that stands for one in a trace; at its end in other actions.
+    def _place(self, cut: _Cut, name: int, label: Label) -> int:
+        """Return the place in a segment of this step where a storage is freed that a trace frees in one like it.
 
-        Outside of the blocks it is the place after as many allocations.
+        It is where the segment's own trace frees what stands for the storage. Else it is the place after as many
+        allocations; in a block that has another action or is of another kind, its end.
         """
+        freed, place = cut.freed[name]
         mine = self._of(label)
-        if mine is cut:
-            return place
-        if label.block >= 0:
+        same = name if mine is cut else mine.counterpart(cut, name)
+        if same is not None and same in mine.freed and mine.freed[same][0] == label:
+            return mine.freed[same][1]
+        kinds = cut.trace.kinds
+        if label.block >= 0 and (mine is not cut or kinds[label.block] != kinds[freed.block]):
             return _LAST
-        events = cut.trace.segments[label].events[:place]
-        count = sum(1 for name, amount in events if amount and cut.made[name] == label)
-        for at, (name, amount) in enumerate(mine.trace.segments[label].events):
-            count -= bool(amount and mine.made[name] == label)
+        count = sum(
+            1 for each, amount in cut.trace.segments[freed].events[:place] if amount and cut.made[each] == freed
+        )
+        for at, (each, amount) in enumerate(mine.trace.segments[label].events):
+            count -= bool(amount and mine.made[each] == label)
             if count < 0:
                 return at - 1
         return _LAST
 
-    def _read(self, label: Label, cut: _Cut, name: int) -> _Moment | None:
+    def _read(self, label: Label, cut: _Cut, name: int) -> _Moment:
         """Return where the next segment frees a gradient, by its own trace."""
         reader = self._of(self._labels[self._rank[label] + 1])
         same = reader.counterpart(cut, name)
-        if same is not None and same in reader.freed:
-            freed, place = reader.freed[same]
-            return freed, place if self._of(freed) is reader else _LAST
-        freed, place = cut.freed[name]
-        return freed, place if self._of(freed) is cut else _LAST
+        if same is None or same not in reader.freed:
+            reader, same = cut, name
+        freed = reader.freed[same][0]
+        return freed, self._place(reader, same, freed)
 
 
 class _Usage:

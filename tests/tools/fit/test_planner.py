@@ -76,10 +76,6 @@ FURTHER = {
 }
 """Deeper models of a kind, and others of which every plan takes long to simulate."""
 
-WHOLE = tuple(model for model in MODELS if not model.startswith("whisper"))
-"""Of which the fastest of all plans is compared. What the allocator keeps of a small Whisper differs by a third of the
-peak from plan to plan, and no sum of costs says so."""
-
 
 @functools.cache
 def surveyed(model: str) -> Planner:
@@ -106,7 +102,7 @@ def seconds_of(found: Measurement) -> float:
 
 
 def kinds() -> list[Any]:
-    return slow_or_exhaustive(WHOLE, lambda model: any(map(model.startswith, FURTHER)))
+    return slow_or_exhaustive(MODELS, lambda model: any(map(model.startswith, FURTHER)))
 
 
 @pytest.mark.parametrize("model", kinds())

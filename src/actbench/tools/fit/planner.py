@@ -28,6 +28,8 @@ _MORE_TRACES = 4  # that the plans of frontiers may need beyond those of the ans
 _MOST_SIMPLE = 2  # plans that do one thing with some blocks, tried for a goal
 _WRONG_SECONDS = 0.0005  # share of a step's time that the sum of its parts is off
 _ENOUGH = 0.002  # share of a limit that may be left unused before a plan is corrected
+_STEPS = 32  # in bytes, from the fastest plan by its sums to the one that needs least
+_WORTH = 0.005  # share of a step's time that a plan between them has to save
 
 
 @dataclass(frozen=True)
@@ -195,10 +197,13 @@ class Planner(Survey):
     def pursue(self, goals: Sequence[Goal], rounds: int = _ROUNDS) -> None:
         """Try the plans that reach goals, until what they need is what their parts add up to.
 
-        No plan is slower than the best that does one thing with some of the blocks: the allocator loses other bytes
-        with each plan, and a correction by what it lost with one passes over others that would fit.
+        The allocator loses other bytes with each plan, and a correction by what it lost with one passes over others
+        that would fit. So what lies between is joined, and no plan is slower than the best that does one thing with
+        some of the blocks.
         """
         self._correct(goals, rounds, fills=True)
+        for goal in (each for each in goals if not each.uniform):
+            self._step_down(goal)
         wanted: list[tuple[Plan, int]] = []
         for goal in (each for each in goals if not each.uniform and each.level in (EXACT, ANY)):
             best = self.fastest(goal)
@@ -237,6 +242,22 @@ class Planner(Survey):
                 elif aim is not None:
                     next_aims[goal] = aim
             aims = next_aims
+
+    def _step_down(self, goal: Goal) -> None:
+        """Join plans that need less and less by their sums, until one fits or is no faster than what was found.
+
+        A correction counts on it that the allocator loses as much with the next plan. Beside large logits it may need
+        one more segment for them with a plan, and none with the next.
+        """
+        plan, least, best = self._solved(goal, goal.limit), self.space.least(goal.level), self.fastest(goal)
+        if plan is None or least is None or not (self.is_joining and self._joins.has_traces):
+            return
+        step = max((plan.peak - least.peak) / _STEPS, 1.0)
+        slowest = (1 - _WORTH) * best.seconds if best else math.inf
+        self._traces_left = 0
+        while plan is not None and plan.seconds < slowest and self.tried([plan], goal.limit) is None:
+            plan = self._solved(goal, plan.peak - step)
+        self._traces_left, self._joins.is_simulating = math.inf, True
 
     def _solved(self, goal: Goal, aim: float) -> Plan | None:
         """Return the fastest plan of a goal whose parts add up to so many bytes at most."""
