@@ -30,7 +30,7 @@ from actbench.run.cellprogress import shown_in_cell
 from actbench.run.recipes.sections import Planned
 from actbench.simulator import profiles
 from actbench.simulator.profiles import DeviceProfile
-from actbench.tools.fit.answer import Fitted, about_crashed, fitted, impossible, numbered
+from actbench.tools.fit.answer import Fitted, about_crashed, fitted, nearest, numbered, times
 from actbench.tools.fit.budget import BUDGET_SECONDS
 from actbench.tools.fit.cache import Shown
 from actbench.tools.fit.codegen import pieces_of
@@ -60,7 +60,7 @@ class FitResult(Fitted, Displayed):
         copies: How many of copies with fewer blocks and of smaller models.
         error: The most that a joined peak was off one that was then simulated whole; None if none was.
         counted: What a remark says of these numbers.
-        failed: Cases whose simulation crashed, with why: plans with what they were of may be missing.
+        failed: Cases whose simulation crashed, with why.
         cut_short: The sentence that says what the time was too short for; empty if nothing.
         knows_least: Whether the plan that needs least was simulated whole.
         refused: Names of the candidates that the model or the device refused, with the reason.
@@ -86,19 +86,6 @@ class FitResult(Fitted, Displayed):
     has_more: bool = False
 
     @property
-    def plans(self) -> tuple[PlannedStep, ...]:
-        """The fastest plan that fits for each way of training, the fastest first, then those with adapters.
-
-        Empty if nothing fits within the allowed slowdown.
-        """
-        return (*self.shortlist(), *self.shortlist(adapters=True))
-
-    @property
-    def fits(self) -> bool:
-        """Whether some plan fits and is fast enough."""
-        return bool(self.plans)
-
-    @property
     def is_over(self) -> bool:
         """Whether the time ended before all plans were simulated."""
         return bool(self.cut_short)
@@ -117,43 +104,50 @@ class FitResult(Fitted, Displayed):
         """Return what a notebook shows: the table of plans."""
         return list(tables_of(self, FIT_TITLE))[:1]
 
-    def _about_refused(self, *, each: bool) -> list[str]:
-        """Return the refused candidates: with ``each`` every reason, else one sentence on those with nothing to do."""
-        idle = [name for name, why in self.refused.items() if why.reason == "nothing-converted" and not each]
-        told = [(name, name, why) for name, why in self.refused.items() if name not in idle]
-        lines = [f"not for this model: {text}" for text in failures(told, ", ".join, in_table=False)]
-        if idle:
-            lines.append(f"nothing to do in this model (--verbose says why): {', '.join(idle)}")
-        return lines
-
     def shown(self, show_code: int, *, verbose: bool) -> Shown:
         """Return what a command shows, with the code of the first plans, and with ``verbose`` why each is refused."""
-        verdict: tuple[str, ...] = ()
-        if not self.fits:
-            verdict = impossible(
-                self,
-                cut_short=self.cut_short,
-                knows_least=self.knows_least,
-                least_profile=self.least_profile,
-                has_more=self.has_more,
-            )
+        verdict = () if self.fits else self._impossible()
         first, *others = tables_of(self, FIT_TITLE, verdict)
         cut_short = (f"{self.cut_short} Faster plans may exist.",) if self.cut_short and self.fits else ()
         plans = [(f"Plan {number}", plan) for number, plan in enumerate(numbered(self), 1)]
         code = pieces_of(plans, show_code if self.fits else 0)
         first = replace(first, lead=(*cut_short, *first.lead, *about_crashed(self.failed, self.path)), code=code)
-        results = (f"results: {self.path} (tables in the same folder, as .md and .csv)",) if self.path else ()
-        refused = self._about_refused(each=verbose)
+        remarks = [f"results: {self.path} (tables in the same folder, as .md and .csv)"] if self.path else []
+        idle = [name for name, why in self.refused.items() if why.reason == "nothing-converted" and not verbose]
+        told = [(name, name, why) for name, why in self.refused.items() if name not in idle]
+        remarks += [f"not for this model: {text}" for text in failures(told, ", ".join, in_table=False)]
+        remarks += [f"nothing to do in this model (--verbose says why): {', '.join(idle)}"] if idle else []
         return Shown(
             tables=(first, *others),
             code=code,
             counted=self.counted,
-            remarks=(*results, *refused, *self.kept, *([" ".join(verdict)] if verdict else [])),
+            remarks=(*remarks, *self.kept, *([" ".join(verdict)] if verdict else [])),
             is_possible=self.fits,
             records=lambda: self.records,
             is_whole=not (self.cut_short or self.failed),
             path=self.path,
         )
+
+    def _impossible(self) -> tuple[str, ...]:
+        """Return the sentences of a fit without a result: the least need, and what to change."""
+        if self.cut_short:
+            *_, least_found = nearest(self)
+            why = f"Nothing found yet within {times(self.max_slowdown)} the exact step's time. {self.cut_short}"
+            return why, least_found
+        if not self.knows_least or any(map(self.has_room_for, self.tried)):
+            return nearest(self)
+        least, limit, parts = self.least, self.limit_bytes, self.least.measurement.peak_parts
+        of_model = parts.weights_bytes + parts.gradients_bytes + parts.optimizer_bytes if parts else 0
+        remedies = ["take a smaller --batch-size or shorter samples"]
+        if of_model > limit:  # the model fills the memory by itself
+            alone = f"weights, gradients and optimizer state alone are {format_bytes(of_model)} of that"
+            remedies = [f"{alone}: take a smaller model or type"]
+        profile = self.least_profile
+        remedies += [f"--device-profile {profile}, the smallest card that would do"] if profile else []
+        remedies += ["a larger --memory-limit"] if self.has_more else []
+        remedies += ["leave out --exact"] if least.record.asked.exact else []
+        needs = f"the least that is possible, {least.words}, needs {format_bytes(least.need_bytes)}"
+        return (f"Nothing fits in {format_bytes(limit)}: {needs}; {', or '.join(remedies)}.",)
 
 
 def fit(
