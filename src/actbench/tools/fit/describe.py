@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from actbench.model.spec import SpecPart, parse_spec
 
@@ -17,14 +17,10 @@ _RANGE = re.compile(r"(.*)\[(\d+)-(\d+)\](.*)")
 _FEW = 2  # paths outside of blocks; more are counted
 
 
-@dataclass(frozen=True)
-class Part:
-    """Schemes, and where they act together.
+class Part(NamedTuple):
+    """Schemes, their specifications without places, with the blocks on which they act and patterns of other modules.
 
-    Attributes:
-        names: Their specifications without places.
-        blocks: Paths of the blocks; empty if they act on the whole step.
-        others: Patterns of other modules.
+    Both are empty if they act on the whole step.
     """
 
     names: tuple[str, ...]
@@ -67,7 +63,8 @@ def parts_of(spec: str, blocks: Sequence[str], base: str = "exact") -> list[Part
 def short(spec: str, blocks: Sequence[str], base: str = "exact") -> str:
     """Return a plan for a cell of a table, such as ``checkpoint blocks 0-10, chunked_loss:8``."""
     parts = [(part.names, _where(part, blocks, "/".join)) for part in parts_of(spec, blocks, base)]
-    return _joined(spec, base, [f"{'+'.join(names)} {' and '.join(where)}".rstrip() for names, where in parts])
+    texts = [f"{'+'.join(names)} {' and '.join(where)}".rstrip() for names, where in parts]
+    return ", ".join(texts) or (spec if spec == base else "exact")
 
 
 def sentence(spec: str, blocks: Sequence[str], base: str = "exact") -> str:
@@ -77,7 +74,7 @@ def sentence(spec: str, blocks: Sequence[str], base: str = "exact") -> str:
         first, *more = part.names
         names, where = f"{first} with {_and(more)}" if more else first, _where(part, blocks, _and)
         texts.append(f"{names} on {' and on '.join(where)}" if where else names)
-    return _joined(spec, base, texts)
+    return ", ".join(texts) or (spec if spec == base else "exact")
 
 
 def is_uniform(spec: str, blocks: Sequence[str]) -> bool:
@@ -86,10 +83,6 @@ def is_uniform(spec: str, blocks: Sequence[str]) -> bool:
         return f",{_ONLY}=" not in spec
     inside = [_places(part, blocks)[0] for part in parse_spec(spec)]
     return all(len(paths) in (0, len(blocks)) for paths in inside)
-
-
-def _joined(spec: str, base: str, texts: Sequence[str]) -> str:
-    return ", ".join(texts) if texts else spec if spec == base else "exact"
 
 
 def _where(part: Part, blocks: Sequence[str], joined: Callable[[Sequence[str]], str]) -> list[str]:
@@ -149,6 +142,6 @@ def _numbers(chosen: Sequence[str], blocks: Sequence[str]) -> list[str]:
 
 def ranges_of(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Return the first and the last of numbers in a row, from ascending ones."""
-    starts = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)]
-    ends = [*(before for before, after in pairwise(numbers) if after != before + 1), numbers[-1]]
-    return list(zip(starts, ends, strict=True))
+    gaps = [each for each in pairwise(numbers) if each[1] != each[0] + 1]
+    ends = [numbers[0], *(end for gap in gaps for end in gap), numbers[-1]]
+    return list(zip(ends[::2], ends[1::2], strict=True))
