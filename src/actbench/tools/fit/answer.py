@@ -229,13 +229,13 @@ def answer(found: Fitted) -> tuple[str, ...]:
 
 def answer_first(found: Fitted) -> list[PlannedStep]:
     """Return the plans of both shortlists, each once: those that the answer names, and then the others."""
-    return each_once([*_plans_of_answer(found), *found.plans])
+    return list(dict.fromkeys([*_plans_of_answer(found), *found.plans]))
 
 
 def numbered(found: Fitted) -> list[PlannedStep]:
     """Return all plans in tables by their numbers: first those of the answer. What changes nothing has no number."""
     first = answer_first(found) or [*filter(found.has_room_for, found.tried)][:1]
-    return [each for each in each_once([*first, *found.listed()]) if not each.is_unchanged]
+    return [each for each in dict.fromkeys([*first, *found.listed()]) if not each.is_unchanged]
 
 
 def _plans_of_answer(found: Fitted) -> list[PlannedStep]:
@@ -248,12 +248,7 @@ def _plans_of_answer(found: Fitted) -> list[PlannedStep]:
     same = [each for each in plans if each.gradient == "exact"]
     chosen = [(*exact, *same, *plans)[0], *shown[:1]]
     chosen += [each for each in adapted[:1] if not shown or each.seconds < shown[0].seconds]
-    return [each for each in each_once(chosen) if each is not found.exact]
-
-
-def each_once(plans: Iterable[PlannedStep]) -> list[PlannedStep]:
-    """Return plans in order, each once."""
-    return list({id(each): each for each in plans}.values())
+    return [each for each in dict.fromkeys(chosen) if each is not found.exact]
 
 
 def _sentence(plan: PlannedStep, found: Fitted) -> str:
@@ -261,7 +256,7 @@ def _sentence(plan: PlannedStep, found: Fitted) -> str:
     other = [what for what in ("updates", "precision") if getattr(training, what) == "other"]
     has = " and ".join([f"{training.gradient} gradients", *([f"other {' and '.join(other)}"] if other else [])])
     trains = f"trains adapters with {has}" if training.trained == "adapters" else f"has {has}"
-    number = 1 + [id(each) for each in numbered(found)].index(id(plan))
+    number = 1 + numbered(found).index(plan)
     percent = round(100 * (plan.slowdown - 1))
     time = f"{abs(percent)} % {'more' if percent > 0 else 'less'} time" if percent else "the same time"
     if plan.slowdown >= _MANY_TIMES:

@@ -109,21 +109,15 @@ class FitFlags(StepFlags):
         """
         limit = {} if self.memory_limit is None else {"memory_limit_bytes": parse_bytes(self.memory_limit)}
         if self.script is not None:
+            script = self._script(self.script)
+            given = {"batch_size": self.batch_size or 1, "device_profile": self.device_profile, **limit}
             seed = {} if self.seed is None else {"seed": self.seed}
-            return Case(
-                model=(script := self._script(self.script)).text,
-                script=script,
-                batch_size=self.batch_size or 1,
-                device_profile=self.device_profile,
-                gradient_quality=False,
-                **limit,
-                **seed,
-            )
+            return Case(model=script.text, script=script, gradient_quality=False, **given, **seed)
         if model is None:
             raise UsageError("name the MODEL that is to fit, such as llama-3.2-1b, or a training script by --script")
         check_model(model, elsewhere=elsewhere)
         given = {"batch_size": ROWS, **self.given(set(Case.model_fields) - {"optimizer", "script"})}
-        return Case(**{**given, **limit, "model": model, "optimizer": self._optimizers[0]})
+        return Case(**{**given, **limit, "model": model, "optimizer": next(iter(self.optimizer or ()), None)})
 
     def _script(self, text: str) -> Script:
         try:
@@ -140,14 +134,8 @@ class FitFlags(StepFlags):
         """Return the request, with ``more`` of its fields."""
         from actbench.tools.fit.records import Asked
 
-        optimizer, others = self._optimizers
-        return Asked(optimizer=optimizer, others=others, **more)
-
-    @property
-    def _optimizers(self) -> tuple[str | None, tuple[str, ...]]:
-        """The optimizer of the exact step, and those that may replace it."""
         chosen = self.optimizer or []
-        return (chosen[0], tuple(chosen[1:])) if chosen else (None, ())
+        return Asked(optimizer=next(iter(chosen), None), others=tuple(chosen[1:]), **more)
 
 
 def _processes(text: str) -> int:
@@ -199,15 +187,7 @@ class QuestionFlags:
     @property
     def asks(self) -> bool:
         """Whether anything is asked but which plan is fastest."""
-        return self.longest_sequence or self.largest_batch or self.which_card or bool(self.processes)
-
-    def check(self, device_profile: str | None) -> None:
-        """Raise a UsageError if no card is named and none is looked for."""
-        if device_profile is None and not self.which_card:
-            raise UsageError(
-                "--device-profile: name the card that the step is to fit on, such as rtx-4090; 'actbench devices' "
-                "lists them, and --which-card finds one"
-            )
+        return any(vars(self).values())
 
     def answer(self, case: Case, asked: Asked, means: Means, show_code: int) -> Shown | None:
         """Return the answer; None if nothing is asked but which plan is fastest."""
@@ -338,7 +318,11 @@ def fit(
     actbench fit --script "train.py --lr 3e-4" --device-profile rtx-4090
     """
     elsewhere = nodes.chosen
-    questions.check(flags.device_profile)
+    if flags.device_profile is None and not questions.which_card:
+        raise UsageError(
+            "--device-profile: name the card that the step is to fit on, such as rtx-4090; 'actbench devices' "
+            "lists them, and --which-card finds one"
+        )
     with schemes_from("--base"):
         check_scheme(base)
     checked_schemes(among or [], "--scheme")

@@ -226,14 +226,10 @@ def fit(
 
 
 def find(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> FitResult:
-    """Plan what to do with each block of the model of a case.
+    """Plan what to do with each block of the model of a case: that of the exact step, with what every plan has.
 
-    Args:
-        case: The case of the exact step, with the schemes that every plan has.
-        asked: What counts as an answer.
-        means: How plans are made.
-        measure: Whether the first three plans are measured, too, on the device of this machine: the GPU for a profile
-            of one, or else the CPU.
+    With ``measure`` the first three plans are measured, too, on the device of this machine: the GPU for a profile of
+    one, or else the CPU.
 
     Raises:
         UsageError: The device profile does not exist or has no figures of time, or the machines cannot be reached.

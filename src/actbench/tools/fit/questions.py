@@ -161,14 +161,7 @@ def _about(found: Largest, unit: str, limit: int) -> str:
 
 @dataclass
 class Sizes:
-    """Finds largest sizes of one model on one card.
-
-    Attributes:
-        made: What simulates.
-        case: The case of the exact step, at any size, with its limit.
-        asked: What counts as an answer.
-        axis: What grows.
-    """
+    """Finds largest sizes of one model on one card, from the case of the exact step at any size, with its limit."""
 
     made: Simulations
     case: Case
@@ -539,9 +532,7 @@ class Shardings:
     """Ways to share one model out, on one card for each process.
 
     Attributes:
-        made: What simulates.
         case: The case of the exact step of one process.
-        asked: What counts as an answer.
         rows: What fits on the fewest processes, the most samples a second first.
         too_few: Numbers of processes on which nothing fits.
         refused: Ways that cannot be simulated, with the reason.

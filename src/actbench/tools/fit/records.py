@@ -167,7 +167,7 @@ MARGIN: Final = 1.1
 """The error of a plan's gradient may be this many times the root of the sum of squares, which is right to 10 %."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PlannedStep:
     """A plan that was simulated, or joined from simulations, compared with the exact step.
 

@@ -15,7 +15,7 @@ from actbench.report.sentences import failures, names_of_cases, warnings
 from actbench.report.tables.estimates import about_unknown
 from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column, Curve, SpreadValue, Value, change, step_time, with_spread
-from actbench.tools.fit.answer import Fitted, about_crashed, answer, each_once, fitted, numbered, times, without_limit
+from actbench.tools.fit.answer import Fitted, about_crashed, answer, fitted, numbered, times, without_limit
 from actbench.tools.fit.records import FitRecord, PlannedStep, is_crash, step_seconds_of
 from actbench.units import GIB, format_bytes, format_seconds
 
@@ -126,18 +126,16 @@ def tables_of(found: Fitted, title: str, verdict: Sequence[str] = ()) -> tuple[T
     """
     rows = "" if found.case.rows is None else f"batch {found.case.rows}, "
     about = f"{found.case.model}, {rows}on {found.case.device_profile}"
-    shown = each_once([*found.usual(), *found.listed()])
+    shown = list(dict.fromkeys([*found.usual(), *found.listed()]))
     if not found.fits:
         title = "No simulated plan fits; what needs least"
         if any(map(found.has_room_for, found.listed())):
             title = f"Fits only at more than {times(found.max_slowdown)} the exact step's time"
-    numbers = {id(plan): number for number, plan in enumerate(numbered(found), 1)}
-    number = Column[PlannedStep]("number", "No.", "count", lambda plan: numbers.get(id(plan)))
-    written = [each for each in shown if id(each) in numbers and ",only=" in each.spec][:_MOST_OPTIONS]
-    notes = []
-    for each in written:
+    numbers = {plan: number for number, plan in enumerate(numbered(found), 1)}
+    number, notes = Column[PlannedStep]("number", "No.", "count", numbers.get), []
+    for each in [each for each in shown if each in numbers and ",only=" in each.spec][:_MOST_OPTIONS]:
         optimizer = f" --optimizer {each.optimizer}" if each.optimizer else ""
-        notes.append(f"Plan {numbers[id(each)]} as options: -s {shlex.quote(each.spec)}{optimizer}")
+        notes.append(f"Plan {numbers[each]} as options: -s {shlex.quote(each.spec)}{optimizer}")
     if found.exact.training.trained == "all" and any(each.training.trained == "adapters" for each in shown):
         notes.append(_ADAPTERS)
     notes += [f"Warning: {text}" for text, _ in warnings((each.spec, each.measurement.warnings) for each in shown)]
