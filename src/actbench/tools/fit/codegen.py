@@ -226,16 +226,16 @@ class _Pasted:
     """The lines of Python that use a scheme beside ``Trainer``.
 
     Attributes:
-        callback: The specification by which the callback converts the model.
-        convert: The specification by which the model is converted before the trainer is made.
+        spec: The specification by which the model is converted.
+        is_early: Whether that has to be before the trainer is made, which the callback is too late for.
         before: A line before the trainer is made, about ``model``.
         arguments: Arguments of ``TrainingArguments``, as code.
         optimizer: The code of :class:`~actbench.scheme.facets.OwnOptimizer`.
         why_not: Why Trainer cannot use the scheme.
     """
 
-    callback: str = ""
-    convert: str = ""
+    spec: str = ""
+    is_early: bool = False
     before: str = ""
     arguments: Mapping[str, str] = field(default_factory=dict)
     optimizer: str = ""
@@ -262,17 +262,15 @@ def _pasted(part: Scheme, batch_size: int) -> _Pasted:
         arguments["bf16" if precision.dtype == "bfloat16" else "fp16"] = "True"
     spec = own.of_model if own else "" if _OF_MODEL.isdisjoint(part.changes) else part.spec
     is_early = "parameters" in part.changes  # Trainer makes its optimizer before it calls callbacks
-    convert, callback = (spec, "") if is_early else ("", spec)
-    return _Pasted(callback, convert, before, arguments, own.code if own else "")
+    return _Pasted(spec, is_early, before, arguments, own.code if own else "")
 
 
 def _trainer(case: Case, built: Built | None, own: str | None, kept: _Remedy, found: Sequence[_Pasted]) -> str:
     """Return the lines for Trainer."""
-    callback = "+".join(each.callback for each in found if each.callback)
+    callback = "+".join(each.spec for each in found if each.spec)
     before = [*kept.comments, *_prepared(case, built), *(each.before for each in found if each.before)]
-    if any(each.convert for each in found):  # the callback converts too, and a model is converted only once
-        spec = "+".join(each.convert or each.callback for each in found if each.convert or each.callback)
-        before, callback = [*before, f"model = actbench.convert(model, {_literal(spec)})"], ""
+    if any(each.is_early for each in found):  # the callback converts too, and a model is converted only once
+        before, callback = [*before, f"model = actbench.convert(model, {_literal(callback)})"], ""
     optimizer = _optimizer_of_trainer(case, found, own)
     other = kept.optimizer.format("trained")
     if kept.scheme:

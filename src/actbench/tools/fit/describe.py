@@ -40,14 +40,10 @@ def parts_of(spec: str, blocks: Sequence[str], base: str = "exact") -> list[Part
     for part in found:
         options = {key: each for key, each in part.options.items() if key != _ONLY}
         placed.append((str(SpecPart(part.name, part.value, options)), *_places(part, blocks)))
-    done: dict[str, list[str]] = {}  # the names of what is done with each block
-    for name, inside, _ in placed:
-        for path in inside:
-            done.setdefault(path, []).append(name)
-    groups: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[tuple[str, ...], list[str]] = {}  # blocks by the names of what is done with them
     for path in blocks:
-        if path in done:
-            groups.setdefault(tuple(done[path]), []).append(path)
+        if names := tuple(name for name, inside, _ in placed if path in inside):
+            groups.setdefault(names, []).append(path)
     outside: dict[tuple[str, ...], list[str]] = {}
     for name, inside, others in placed:
         if others or not inside:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from typing import Any, Final, Literal, NamedTuple
 
 from actbench import scheme as schemes
@@ -62,11 +63,11 @@ def _shown(
 ) -> Shown:
     """Return what is shown of a question: a table of chosen plans, the nearest to the exact step first."""
     cut_short = made.budget.reason
-    lead = [cut_short if chosen else f"Nothing found yet. {cut_short}"] if cut_short else []
+    lead = (cut_short if chosen else f"Nothing found yet. {cut_short}",) if cut_short else ()
     notes = (*table.notes, *about_crashed(made.crashed, made.path))
     records = tuple({each.record.case: each.record for each in chosen}.values())
     return Shown(
-        tables=(replace(table, lead=tuple(lead), notes=notes),),
+        tables=(replace(table, lead=lead, notes=notes),),
         code=pieces_of(((plan.words, plan) for plan in chosen), show_code),
         counted=tuple(made.counted()),
         remarks=(*remarks, *([f"results: {made.path}"] if made.path else [])),
@@ -198,17 +199,17 @@ class Sizes:
 
     def _larger(self, level: Training, best: Largest | None) -> Largest | None:
         """Return what another survey, at the largest size so far, finds beyond it; None if nothing."""
-        size = getattr(self.case, self.axis) if best is None else best.size
         if best is not None and not self.made.budget.left_seconds:
             return None
+        size = getattr(self.case, self.axis) if best is None else best.size
         try:
             plan = self._least(self._surveyed(size), level)
         except MeasurementError:  # of a larger size: there was no time for the exact step, or it cannot be
             if best is None:
                 raise
             return None
-        grown = self._grown(level, plan, size) if plan is not None else None
-        return grown if grown is not None and (best is None or grown.size > best.size) else None
+        grown = plan and self._grown(level, plan, size)
+        return grown if grown and (best is None or grown.size > best.size) else None
 
     def _surveyed(self, size: int) -> Planner:
         if size not in self._planners:
@@ -470,18 +471,17 @@ def shared_out(case: Case, counts: Sequence[int], asked: Asked, means: Means) ->
 def over_processes(case: Case, counts: Sequence[int], asked: Asked, means: Means, show_code: int = 0) -> Shown:
     """Return what a command shows of :func:`shared_out`."""
     found = shared_out(case, counts, asked, means)
-    limit, (need, spec) = found.case.memory_limit_bytes or 0, found.least
-    notes = [f"Limit {format_bytes(limit)} of each process; batch {case.batch_size} of each; times are estimated."]
-    title = f"Shared out: {case.model} over processes with {found.case.device_profile} each"
-    numbers = ", ".join(map(str, found.too_few))
+    (need, spec), numbers, left = found.least, ", ".join(map(str, found.too_few)), ", ".join(found.left_out)
     nothing = f"nothing fits on {numbers} processes: {spec} needs {format_bytes(need)}, the least that was found"
     if not found.knows_least:
         nothing = f"on {numbers} processes the time ended before the least need was known"
     remarks = [nothing] if numbers else []
     remarks += [f"cannot be: {way}: {why}" for way, why in found.refused.items()]
-    if found.left_out:
-        left = ", ".join(found.left_out)
-        remarks.append(f"estimated only with all blocks treated equally, because other ways promise more: {left}")
+    estimated = f"estimated only with all blocks treated equally, because other ways promise more: {left}"
+    remarks += [estimated] if left else []
+    limit = f"Limit {format_bytes(found.case.memory_limit_bytes or 0)} of each process"
+    notes = [f"{limit}; batch {case.batch_size} of each; times are estimated."]
+    title = f"Shared out: {case.model} over processes with {found.case.device_profile} each"
     table = fill(title, _SHARDED_COLUMNS, found.rows, notes)
     return _shown(found.made, table, [each.step for each in found.rows], remarks, show_code)
 
@@ -504,21 +504,16 @@ def ways(processes: int, devices: int) -> list[str]:
     """
     found: dict[str, Spread] = {}
     for name in schemes.find_schemes():
-        try:
+        with suppress(SpecError):  # it needs a value
             spread = schemes.build(name).facet(Spread)
-        except SpecError:  # it needs a value
-            continue
-        found |= {name: spread} if spread is not None else {}
+            found |= {name: spread} if spread is not None else {}
     over_batches = [(name, end) for name, spread in found.items() if not spread.of_layers for end in spread.variants]
     specs = [f"{name}:{processes}{end}" for name, end in over_batches]
-    for name in (name for name, spread in found.items() if spread.of_layers):
-        parts = 2
-        while parts <= min(devices, processes):
-            count, left = divmod(processes, parts)
-            if not left:
-                around = [f"+{other}:{count}{end}" for other, end in over_batches] if count > 1 else [""]
-                specs += [f"{name}:{parts}{more}" for more in around]
-            parts *= 2
+    powers = [2**n for n in range(1, min(devices, processes).bit_length()) if processes % 2**n == 0]
+    for name, parts in product([name for name, spread in found.items() if spread.of_layers], powers):
+        count = processes // parts
+        around = [f"+{other}:{count}{end}" for other, end in over_batches] if count > 1 else [""]
+        specs += [f"{name}:{parts}{more}" for more in around]
     return [schemes.build(spec).spec for spec in specs]
 
 
