@@ -44,7 +44,6 @@ class Fitted:
     """All plans that were simulated for one exact step.
 
     Attributes:
-        exact: The exact step.
         tried: The plans, the exact step among them, the fastest first.
         on_device: Records measured on a device, with failures.
     """
@@ -227,14 +226,12 @@ def answer(found: Fitted) -> tuple[str, ...]:
     return (*sentences, *(_sentence(each, found) for each in _plans_of_answer(found))) or nearest(found)
 
 
-def answer_first(found: Fitted) -> list[PlannedStep]:
-    """Return the plans of both shortlists, each once: those that the answer names, and then the others."""
-    return list(dict.fromkeys([*_plans_of_answer(found), *found.plans]))
-
-
 def numbered(found: Fitted) -> list[PlannedStep]:
-    """Return all plans in tables by their numbers: first those of the answer. What changes nothing has no number."""
-    first = answer_first(found) or [*filter(found.has_room_for, found.tried)][:1]
+    """Return all plans in tables by their numbers, those that the answer names first, then those of both shortlists.
+
+    What changes nothing has no number.
+    """
+    first = [*_plans_of_answer(found), *found.plans] or [*filter(found.has_room_for, found.tried)][:1]
     return [each for each in dict.fromkeys([*first, *found.listed()]) if not each.is_unchanged]
 
 

@@ -189,17 +189,16 @@ class QuestionFlags:
         """Whether anything is asked but which plan is fastest."""
         return any(vars(self).values())
 
-    def answer(self, case: Case, asked: Asked, means: Means, show_code: int) -> Shown | None:
-        """Return the answer; None if nothing is asked but which plan is fastest."""
+    def answer(self, case: Case, asked: Asked, means: Means, show_code: int) -> Shown:
+        """Return the answer to the question that is asked."""
         from actbench.tools.fit import questions
 
-        if self.longest_sequence:
-            return questions.largest(case, "sequence_length", asked, means, show_code)
-        if self.largest_batch:
-            return questions.largest(case, "batch_size", asked, means, show_code)
+        if self.which_card:
+            return questions.which_card(case, asked, means, show_code)
         if self.processes:
             return questions.over_processes(case, self.processes, asked, means, show_code)
-        return questions.which_card(case, asked, means, show_code) if self.which_card else None
+        axis: questions.Axis = "sequence_length" if self.longest_sequence else "batch_size"
+        return questions.largest(case, axis, asked, means, show_code)
 
 
 @command(
@@ -363,8 +362,9 @@ def fit(
         if case.script is not None:
             scripts.check(case.script, [("--base", case.scheme), *(("--scheme", spec) for spec in schemes or ())])
         means = Means(output, command_line(), schemes, jobs, seconds, timeout, told, machines)
-        shown = questions.answer(case, asked, means, show_code)
-        if shown is None:
+        if questions.asks:
+            shown = questions.answer(case, asked, means, show_code)
+        else:
             shown = find(case, asked, means, measure=measure).shown(show_code, verbose=progress.verbose)
     cached.write(shown)
     _show(shown, exports)

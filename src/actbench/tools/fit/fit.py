@@ -96,7 +96,6 @@ class FitResult(Fitted, Displayed):
         return tuple(f"{case.scheme}: {failure.message}" for case, failure in self.failed.items())
 
     def __repr__(self) -> str:
-        """Return the fastest plan; where nothing fits, what needs least."""
         found = f"{len(self.plans)} plans, the fastest {self.plans[0]}" if self.plans else f"nothing fits, {self.least}"
         return f"<FitResult for {format_bytes(self.limit_bytes)}: {found}>"
 
@@ -418,13 +417,9 @@ class _AsFits:
 
 
 def measured_on(meter: MeterName, chosen: Sequence[PlannedStep], made: Simulations) -> tuple[Case, ...]:
-    """Measure simulated plans that the store has no measurement of, and return the measured cases.
+    """Measure simulated plans that the store has no measurement of, with all memory that was asked for.
 
-    They are measured with all memory that was asked for.
-
-    Raises:
-        MeasurementError: The processes cannot be started.
-        StoreError: A record cannot be stored.
+    Return the measured cases. What is raised is that of :func:`find`.
     """
     simulated = {plan.case.model_copy(update={"meter": meter}): plan for plan in chosen}
     fits = _AsFits(made.store, simulated)

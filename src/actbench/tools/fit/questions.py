@@ -103,7 +103,6 @@ class Largest:
     """The largest size at which a plan of a level fits.
 
     Attributes:
-        level: How far training may differ.
         size: The size; 0 if not even one token, or one row, fits.
         step: The fastest plan found at the size, or what needs least at 1.
         beyond_bytes: What the plan that needs least would need at one more; None if it cannot be simulated there, or if
@@ -179,10 +178,7 @@ class Sizes:
     def run(self, levels: Sequence[Training]) -> list[Largest | None]:
         """Return the largest size for each level; None if there are no plans of it, or no time was left for any.
 
-        Each level has its first search before any has a second one.
-
-        Raises:
-            MeasurementError: The exact step cannot be simulated.
+        Each level has its first search before any has a second one. A MeasurementError if there is no exact step.
         """
         self._surveyed(getattr(self.case, self.axis))
         best = dict[Training, Largest | None].fromkeys(levels)
@@ -547,11 +543,7 @@ class Shardings:
     knows_least: bool = True
 
     def run(self, processes: int, levels: Sequence[Training]) -> list[Sharded]:
-        """Return what fits on so many processes, the most samples a second first.
-
-        Raises:
-            MeasurementError: No way can be simulated.
-        """
+        """Return what fits on so many processes, the most samples a second first; an error if no way can be tried."""
         rates = profiles.get(self.case.device_profile or "").rates
         with self.made.searching(f"ways to share the model out over {processes} processes", _OF_WAYS):
             possible = filter(self._is_allowed, ways(processes, rates.links.devices if rates else processes))
