@@ -66,9 +66,6 @@ class FitResult(Fitted, Displayed):
         refused: Names of the candidates that the model or the device refused, with the reason.
         kept: What the model brings and no plan changed, each with why.
         path: The results file, if one is kept.
-        least_profile: The smallest device that some plan fits on; None if none is large enough, or if something fits
-            on the named device without a limit.
-        has_more: Whether more memory than the limit would suffice, and the device has it.
     """
 
     records: tuple[FitRecord, ...] = ()
@@ -82,13 +79,6 @@ class FitResult(Fitted, Displayed):
     refused: Mapping[str, Failure] = field(default_factory=dict)
     kept: tuple[str, ...] = ()
     path: Path | None = None
-    least_profile: str | None = None
-    has_more: bool = False
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the time ended before all plans were simulated."""
-        return bool(self.cut_short)
 
     @property
     def crashed(self) -> tuple[str, ...]:
@@ -141,11 +131,15 @@ class FitResult(Fitted, Displayed):
         if of_model > limit:  # the model fills the memory by itself
             alone = f"weights, gradients and optimizer state alone are {format_bytes(of_model)} of that"
             remedies = [f"{alone}: take a smaller model or type"]
-        profile = self.least_profile
-        remedies += [f"--device-profile {profile}, the smallest card that would do"] if profile else []
-        remedies += ["a larger --memory-limit"] if self.has_more else []
+        need, own = least.need_bytes, profiles.get(self.case.device_profile or profiles.DEFAULT)
+        large = [each for each in profiles.profiles() if each.is_cuda and each.rates and each.step_bytes() >= need]
+        if limit < need <= own.step_bytes():
+            remedies.append("a larger --memory-limit")
+        elif large:
+            smallest = min(large, key=lambda each: each.memory_bytes).name
+            remedies.append(f"--device-profile {smallest}, the smallest card that would do")
         remedies += ["leave out --exact"] if least.record.asked.exact else []
-        needs = f"the least that is possible, {least.words}, needs {format_bytes(least.need_bytes)}"
+        needs = f"the least that is possible, {least.words}, needs {format_bytes(need)}"
         return (f"Nothing fits in {format_bytes(limit)}: {needs}; {', or '.join(remedies)}.",)
 
 
@@ -318,9 +312,6 @@ def _fitted(records: Sequence[FitRecord]) -> Fitted:
 def _result(planner: Planner, made: Simulations) -> FitResult:
     records = _whole_records(planner, made)
     found = _fitted(records)
-    need, limit = found.least.need_bytes, found.limit_bytes
-    has_more = limit < need <= profiles.get(found.case.device_profile or profiles.DEFAULT).step_bytes()
-    large = [each for each in profiles.profiles() if each.is_cuda and each.rates and each.step_bytes() >= need]
     error = max(map(abs, planner.errors), default=None)
     return FitResult(
         found.exact,
@@ -340,8 +331,6 @@ def _result(planner: Planner, made: Simulations) -> FitResult:
         },
         kept=(*planner.candidates.kept, *planner.space.errors.remarks()),
         path=made.path,
-        least_profile=None if has_more or not large else min(large, key=lambda each: each.memory_bytes).name,
-        has_more=has_more,
     )
 
 

@@ -15,7 +15,7 @@ from actbench.errors import MeasurementError, SpecError
 from actbench.measuring import search
 from actbench.measuring.search import BatchTrial
 from actbench.model.measured import Measurement, Outcome
-from actbench.model.records import Case
+from actbench.model.records import Case, Failure
 from actbench.report.advice import needed_bytes
 from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column
@@ -563,11 +563,9 @@ class Shardings:
         return sorted(rows, key=lambda row: -row.samples_per_second)
 
     def _is_allowed(self, way: str) -> bool:
-        candidate = Candidate.of(way)
-        if self.asked.exact and not candidate.training().is_exact:
-            return False
+        candidate, training = Candidate.of(way), Candidate.of(way).training()
         is_typed = self.case.autocast is not None or self.case.dtype not in (None, "float32")
-        if candidate.training().precision == "other" and is_typed:
+        if (self.asked.exact and not training.is_exact) or (is_typed and training.precision == "other"):
             return False
         return profiles.get(self.case.device_profile or "").has_tensor_float or not candidate.needs_bfloat16
 
@@ -594,18 +592,16 @@ class Shardings:
         plan = Plan(rest=frozenset({again})) if again else Plan()
         cases = [plan.case(base.model_copy(update={"model": model}), Blocks().whole) for model in models]
         outcomes = dict(self.made.of(base, self.asked)(dict.fromkeys(cases, plan)))
-        told = []
-        for outcome in map(outcomes.get, cases):
-            seconds = step_seconds_of(outcome)
-            if isinstance(outcome, Measurement) and seconds:
-                told.append((float(needed_bytes(outcome)), seconds))
-            elif outcome is not None and not isinstance(outcome, Measurement):
-                self.refused.setdefault(way, outcome.message)
+        ended = [outcome for case in cases if (outcome := outcomes.get(case))]
+        for failed in (each for each in ended if isinstance(each, Failure)):
+            self.refused.setdefault(way, failed.message)
+        steps = [each for each in ended if isinstance(each, Measurement)]
+        told = [(float(needed_bytes(each)), seconds) for each in steps if (seconds := step_seconds_of(each))]
         if len(told) < len(cases):
             return None
         few, more = COPIES
-        steps = (self._count - few) / (more - few)
-        return _Estimate(way, *(one + steps * (two - one) for one, two in zip(told[0], told[-1], strict=True)))
+        copies = (self._count - few) / (more - few)
+        return _Estimate(way, *(one + copies * (two - one) for one, two in zip(told[0], told[-1], strict=True)))
 
     @cached_property
     def _count(self) -> int:
