@@ -96,9 +96,8 @@ class Fitted:
         A plan that trains further from the exact step is left out unless it is faster by more than estimates may be
         off.
         """
-        fitting = [
-            each for each in filter(self.has_room_for, self._alike(adapters)) if each.slowdown <= self.max_slowdown
-        ]
+        similar = filter(self.has_room_for, self._alike(adapters))
+        fitting = [each for each in similar if each.slowdown <= self.max_slowdown]
         kept = worth_showing([(each.training, each.seconds) for each in fitting])
         return [each for place, each in enumerate(fitting) if place in kept]
 
@@ -132,9 +131,7 @@ class Fitted:
     def frontier(self, *, exact: bool = True) -> list[PlannedStep]:
         """Return the plans that no other undercuts in both bytes and time, the fastest first.
 
-        Args:
-            exact: Whether gradients must be exact; updates, precision and trained parameters are those of the exact
-                step in any case.
+        With ``exact`` gradients are exact; updates, precision and trained parameters are in any case.
         """
         front: list[PlannedStep] = []
         for each in self._comparable(exact):
@@ -239,11 +236,9 @@ def _plans_of_answer(found: Fitted) -> list[PlannedStep]:
     """Return the plans that an answer names, in its order; each is in a table below it. The exact step is left out."""
     shown, adapted = found.shortlist(), found.shortlist(adapters=True)
     plans = shown or adapted
-    if not plans:
-        return []
     exact = [each for each in plans if each.training.is_exact]
     same = [each for each in plans if each.gradient == "exact"]
-    chosen = [(*exact, *same, *plans)[0], *shown[:1]]
+    chosen = [*[*exact, *same, *plans][:1], *shown[:1]]
     chosen += [each for each in adapted[:1] if not shown or each.seconds < shown[0].seconds]
     return [each for each in dict.fromkeys(chosen) if each is not found.exact]
 

@@ -115,22 +115,18 @@ def _places(part: SpecPart, blocks: Sequence[str]) -> tuple[list[str], tuple[str
 
 def _numbers(chosen: Sequence[str], blocks: Sequence[str]) -> list[str]:
     """Return chosen blocks as ranges: ``0-10``, or ``layer1.0-2`` if not all blocks are in one list."""
-    numbered: dict[str, tuple[tuple[str, str], int]] = {}  # what stands around the number of each block, -1 for none
+    found: dict[tuple[str, str], list[int]] = {}  # by what stands around each number; a path without one has -1
     for path in blocks:
         matched = NUMBERED.fullmatch(path)
-        numbered[path] = ((matched[1], matched[3]), int(matched[2])) if matched else ((path, ""), -1)
-    groups = list(dict.fromkeys(group for group, _ in numbered.values()))
-    names = [before.split(".") for before, _ in groups]
+        around, number = ((matched[1], matched[3]), int(matched[2])) if matched else ((path, ""), -1)
+        found.setdefault(around, []).extend([number] if path in chosen else [])
+    names = [before.split(".") for before, _ in found]
     count = next((n for n, each in enumerate(zip(*names, strict=False)) if len(set(each)) > 1), 0)
     shared = "".join(f"{name}." for name in names[0][:count])
-    found: dict[tuple[str, str], list[int]] = {}
-    for path in chosen:
-        group, number = numbered[path]
-        found.setdefault(group, []).append(number)
     texts = []
     for (before, after), numbers in found.items():
-        begin, end = ("", "") if len(groups) == 1 else (before[len(shared) :], after)
-        for first, last in ranges_of(sorted(numbers)):
+        begin, end = ("", "") if len(found) == 1 else (before[len(shared) :], after)
+        for first, last in ranges_of(sorted(numbers)) if numbers else ():
             row = str(first) if first == last else f"{first}-{last}"
             texts.append(f"{begin}{'' if row == '-1' else row}{end}")
     return texts
