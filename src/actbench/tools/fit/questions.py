@@ -309,15 +309,15 @@ def largest_size(
     trials: dict[int, BatchTrial] = {}
 
     def learn(sizes: Iterable[int]) -> None:
-        known.update(simulate([size for size in sizes if size <= LARGEST and size not in known]))
-        for size in known.keys() - trials.keys():
-            _, outcome = known[size]
-            need = needed_bytes(outcome) if isinstance(outcome, Measurement) else None
-            fits = isinstance(outcome, Measurement) and needed_bytes(outcome) <= limit and is_fast(size, outcome)
-            trials[size] = BatchTrial(fits, need)
+        for size, (case, outcome) in simulate(sizes).items():
+            known[size], trials[size] = (case, outcome), BatchTrial(False)
+            if isinstance(outcome, Measurement):
+                need = needed_bytes(outcome)
+                trials[size] = BatchTrial(need <= limit and is_fast(size, outcome), need)
 
     def tried(size: int) -> BatchTrial:
-        learn((size, size + 1))  # neighbours are simulated side by side
+        if size not in trials:  # neighbours are simulated side by side
+            learn([each for each in (size, size + 1) if each <= LARGEST and each not in trials])
         if size not in trials:
             raise TimeoutError
         return trials[size]
