@@ -224,11 +224,8 @@ def find(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> Fi
     With ``measure`` the first three plans are measured, too, on the device of this machine: the GPU for a profile of
     one, or else the CPU.
 
-    Raises:
-        UsageError: The device profile does not exist or has no figures of time, or the machines cannot be reached.
-        ModelError: The model does not exist.
-        MeasurementError: Not even the exact step can be simulated, or this machine lacks the device to measure on.
-        StoreError: The results file is in use, broken or cannot be written.
+    What is raised is that of :func:`fit`, a UsageError also if machines cannot be reached, and a MeasurementError if
+    this machine lacks the device to measure on.
     """
     case, profile = checked(case)
     limit = profile.step_bytes(case.memory_limit_bytes)
