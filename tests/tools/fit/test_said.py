@@ -11,7 +11,7 @@ from madeup import found, record_of
 
 import actbench
 from actbench.model.records import Failure
-from actbench.tools.fit.answer import answer, answer_first
+from actbench.tools.fit.answer import answer, numbered
 from actbench.tools.fit.codegen import pieces_of
 from actbench.tools.fit.command import RESULTS
 from actbench.tools.fit.records import Training
@@ -121,7 +121,7 @@ def test_faster_plans_follow_what_fits_unchanged() -> None:
 
 def test_the_code_is_that_of_the_answers_first_plan() -> None:
     fitting = found(("gact:L2", 0.9, 50, Training(gradient="unbiased")), ("checkpoint", 1.2, 60), exact=200)
-    first, second = answer_first(fitting)  # that with exact gradients first, though it is slower
+    first, second = numbered(fitting)  # that with exact gradients first, though it is slower
 
     assert [line.rpartition(": ")[2] for line in answer(fitting)] == [f"{first.words}.", f"{second.words}."]
     assert (first.record.case.scheme, second.record.case.scheme) == ("checkpoint", "gact:L2")

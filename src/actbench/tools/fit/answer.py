@@ -44,7 +44,6 @@ class Fitted:
     """All plans that were simulated for one exact step.
 
     Attributes:
-        exact: The exact step.
         tried: The plans, the exact step among them, the fastest first.
         on_device: Records measured on a device, with failures.
     """
@@ -86,10 +85,10 @@ class Fitted:
         return ([*filter(self.has_room_for, similar)] or sorted(similar, key=lambda each: each.need_bytes))[:3]
 
     def _alike(self, adapters: bool) -> list[PlannedStep]:
-        if adapters and self.exact.training.trained == "adapters":
+        own = self.exact.training.trained
+        if adapters and own == "adapters":
             return []  # all plans train them
-        trained = "adapters" if adapters else self.exact.training.trained
-        return [each for each in self.tried if each.training.trained == trained]
+        return [each for each in self.tried if each.training.trained == ("adapters" if adapters else own)]
 
     def shortlist(self, *, adapters: bool = False) -> list[PlannedStep]:
         """Return the rows of a shortlist: the fastest plan that fits for each way of training.
@@ -97,21 +96,27 @@ class Fitted:
         A plan that trains further from the exact step is left out unless it is faster by more than estimates may be
         off.
         """
-        fitting = [
-            each for each in self._alike(adapters) if self.has_room_for(each) and each.slowdown <= self.max_slowdown
-        ]
+        similar = filter(self.has_room_for, self._alike(adapters))
+        fitting = [each for each in similar if each.slowdown <= self.max_slowdown]
         kept = worth_showing([(each.training, each.seconds) for each in fitting])
         return [each for place, each in enumerate(fitting) if place in kept]
 
     @property
-    def has_shortlist(self) -> bool:
-        """Whether some plan fits and is fast enough, with adapters or without."""
-        return bool(self.shortlist() or self.shortlist(adapters=True))
+    def plans(self) -> tuple[PlannedStep, ...]:
+        """The fastest plan that fits for each way of training, the fastest first, then those with adapters.
+
+        Empty if nothing fits within the allowed slowdown.
+        """
+        return (*self.shortlist(), *self.shortlist(adapters=True))
+
+    @property
+    def fits(self) -> bool:
+        """Whether some plan fits and is fast enough."""
+        return bool(self.plans)
 
     def listed(self) -> list[PlannedStep]:
         """Return the rows of a table: both shortlists, or else what is nearest to them."""
-        rows = self.shortlist if self.has_shortlist else self.nearest
-        return [*rows(), *rows(adapters=True)]
+        return [*self.plans] or [*self.nearest(), *self.nearest(adapters=True)]
 
     def usual(self) -> list[PlannedStep]:
         """Return the usual stacks that were simulated, and the exact step, the fastest first."""
@@ -121,24 +126,20 @@ class Fitted:
 
     def uniform(self, *, exact: bool) -> PlannedStep | None:
         """Return the fastest plan that fits and does the same with all blocks, of exact or of any gradients."""
-        return next(
-            (each for each in self._comparable(exact=exact) if each.is_uniform and self.has_room_for(each)), None
-        )
+        return next((each for each in filter(self.has_room_for, self._comparable(exact)) if each.is_uniform), None)
 
     def frontier(self, *, exact: bool = True) -> list[PlannedStep]:
         """Return the plans that no other undercuts in both bytes and time, the fastest first.
 
-        Args:
-            exact: Whether gradients must be exact; updates, precision and trained parameters are those of the exact
-                step in any case.
+        With ``exact`` gradients are exact; updates, precision and trained parameters are in any case.
         """
         front: list[PlannedStep] = []
-        for each in self._comparable(exact=exact):
+        for each in self._comparable(exact):
             if not front or each.need_bytes < front[-1].need_bytes:
                 front.append(each)
         return front
 
-    def _comparable(self, *, exact: bool) -> list[PlannedStep]:
+    def _comparable(self, exact: bool) -> list[PlannedStep]:
         """Return the plans with the exact step's parameters, updates and precision, the fastest first."""
         furthest = self.exact.training.model_copy(update={} if exact else {"gradient": GRADIENTS[-1]})
         return [each for each in self.tried if each.training.is_as_near(furthest)]
@@ -180,9 +181,7 @@ def _fitted(exact: FitRecord, records: Sequence[FitRecord]) -> Fitted | None:
     seconds = step_seconds_of(exact.outcome)
     if seconds is None or not isinstance(exact.outcome, Measurement):
         return None
-    on_device = tuple(record for record in records if record.case.meter != "simulated")
-    read = exact.outcome.blocks
-    blocks = tuple(block.path for block in read.blocks) if read else ()
+    blocks = tuple(block.path for block in exact.outcome.blocks.blocks) if exact.outcome.blocks else ()
     least: dict[Case, PlannedStep] = {}  # a plan that was simulated for several budgets needs least with the smallest
     most = exact.asked.max_gradient_error
     for record in records:
@@ -194,6 +193,7 @@ def _fitted(exact: FitRecord, records: Sequence[FitRecord]) -> Fitted | None:
             if plan not in least or _excess(tried) < _excess(least[plan]):
                 least[plan] = tried
     in_order = tuple(sorted(least.values(), key=lambda each: (to_nine_digits(each.seconds), each.need_bytes)))
+    on_device = tuple(record for record in records if record.case.meter != "simulated")
     return Fitted(least[without_limit(exact.case)], in_order, on_device)
 
 
@@ -220,36 +220,27 @@ def answer(found: Fitted) -> tuple[str, ...]:
     if found.has_room_for(found.exact):
         what = "unchanged" if base == "exact" else f"with {base} alone"
         sentences = [f"It fits {what}: {_memory(found.exact, found)}."]
-    return (*sentences, *(_sentence(each, found) for each in _plans_of_answer(found))) or _nearest(found)
-
-
-def answer_first(found: Fitted) -> list[PlannedStep]:
-    """Return the plans of both shortlists, each once: those that the answer names, and then the others."""
-    return each_once([*_plans_of_answer(found), *found.shortlist(), *found.shortlist(adapters=True)])
+    return (*sentences, *(_sentence(each, found) for each in _plans_of_answer(found))) or nearest(found)
 
 
 def numbered(found: Fitted) -> list[PlannedStep]:
-    """Return all plans in tables by their numbers: first those of the answer. What changes nothing has no number."""
-    first = answer_first(found) or [each for each in found.tried if found.has_room_for(each)][:1]
-    return [each for each in each_once([*first, *found.listed()]) if not each.is_unchanged]
+    """Return all plans in tables by their numbers, those that the answer names first, then those of both shortlists.
+
+    What changes nothing has no number.
+    """
+    first = [*_plans_of_answer(found), *found.plans] or [*filter(found.has_room_for, found.tried)][:1]
+    return [each for each in dict.fromkeys([*first, *found.listed()]) if not each.is_unchanged]
 
 
 def _plans_of_answer(found: Fitted) -> list[PlannedStep]:
     """Return the plans that an answer names, in its order; each is in a table below it. The exact step is left out."""
     shown, adapted = found.shortlist(), found.shortlist(adapters=True)
-    if not shown and not adapted:
-        return []
     plans = shown or adapted
     exact = [each for each in plans if each.training.is_exact]
     same = [each for each in plans if each.gradient == "exact"]
-    chosen = [(*exact, *same, *plans)[0], *shown[:1]]
+    chosen = [*[*exact, *same, *plans][:1], *shown[:1]]
     chosen += [each for each in adapted[:1] if not shown or each.seconds < shown[0].seconds]
-    return [each for each in each_once(chosen) if each is not found.exact]
-
-
-def each_once(plans: Iterable[PlannedStep]) -> list[PlannedStep]:
-    """Return plans in order, each once."""
-    return list({id(each): each for each in plans}.values())
+    return [each for each in dict.fromkeys(chosen) if each is not found.exact]
 
 
 def _sentence(plan: PlannedStep, found: Fitted) -> str:
@@ -257,7 +248,7 @@ def _sentence(plan: PlannedStep, found: Fitted) -> str:
     other = [what for what in ("updates", "precision") if getattr(training, what) == "other"]
     has = " and ".join([f"{training.gradient} gradients", *([f"other {' and '.join(other)}"] if other else [])])
     trains = f"trains adapters with {has}" if training.trained == "adapters" else f"has {has}"
-    number = 1 + [id(each) for each in numbered(found)].index(id(plan))
+    number = 1 + numbered(found).index(plan)
     percent = round(100 * (plan.slowdown - 1))
     time = f"{abs(percent)} % {'more' if percent > 0 else 'less'} time" if percent else "the same time"
     if plan.slowdown >= _MANY_TIMES:
@@ -274,37 +265,13 @@ def _memory(plan: PlannedStep, found: Fitted) -> str:
     return f"{format_bytes(plan.need_bytes)} of {format_bytes(found.limit_bytes)}"
 
 
-def _nearest(found: Fitted) -> tuple[str, ...]:
-    for fastest in (each for each in found.tried if found.has_room_for(each)):
+def nearest(found: Fitted) -> tuple[str, ...]:
+    """Return the sentences about what comes nearest where no plan fits and is fast enough."""
+    for fastest in filter(found.has_room_for, found.tried):
         return f"Nothing fits within {times(found.max_slowdown)} the exact step's time.", _sentence(fastest, found)
     least, limit = found.least, format_bytes(found.limit_bytes)
     needs = f"{least.words} needs least of them, {format_bytes(least.need_bytes)}"
     return (f"No plan that was simulated fits in {limit}; {needs}.",)
-
-
-def impossible(
-    found: Fitted, *, cut_short: str, knows_least: bool, least_profile: str | None, has_more: bool
-) -> tuple[str, ...]:
-    """Return the sentences of a fit without a result: the least need, and what to change.
-
-    The arguments are those of :class:`actbench.tools.fit.fit.FitResult`.
-    """
-    if cut_short:
-        *_, nearest = _nearest(found)
-        return f"Nothing found yet within {times(found.max_slowdown)} the exact step's time. {cut_short}", nearest
-    if not knows_least or any(map(found.has_room_for, found.tried)):
-        return _nearest(found)
-    least, limit, parts = found.least, found.limit_bytes, found.least.measurement.peak_parts
-    of_model = parts.weights_bytes + parts.gradients_bytes + parts.optimizer_bytes if parts else 0
-    remedies = ["take a smaller --batch-size or shorter samples"]
-    if of_model > limit:  # the model fills the memory by itself
-        alone = f"weights, gradients and optimizer state alone are {format_bytes(of_model)} of that"
-        remedies = [f"{alone}: take a smaller model or type"]
-    remedies += [f"--device-profile {least_profile}, the smallest card that would do"] if least_profile else []
-    remedies += ["a larger --memory-limit"] if has_more else []
-    remedies += ["leave out --exact"] if least.record.asked.exact else []
-    needs = f"the least that is possible, {least.words}, needs {format_bytes(least.need_bytes)}"
-    return (f"Nothing fits in {format_bytes(limit)}: {needs}; {', or '.join(remedies)}.",)
 
 
 def about_crashed(crashed: Mapping[Case, Failure], path: Path | None) -> tuple[str, ...]:

@@ -65,26 +65,23 @@ class Session(bench.Session):
     def memory(self) -> Measurement:
         """Read the step; an error if the scheme turns out to change nothing while the step runs."""
         try:
-            return self._seen()
+            measured = self._seen()
         finally:
             if self._recipes is not None:
                 self._recipes.publish()
+        trace = self.meter.trace if isinstance(self.meter, SimulatedMeter) else None  # plans are joined from it
+        return measured if trace is None else measured.model_copy(update={"trace": trace.packed()})
 
     def _seen(self) -> Measurement:
         if not self.scheme.changes or self._inspects:
-            return self._with_trace(super().memory())
+            return super().memory()
         paths = {site.path for site in self.setup.sites}
         modules, acted = RunningModules(self.setup.module, paths=paths), set[tuple[str, Hashable]]()
         with modules.watching(), savedtensors.observing(lambda by: acted.add((modules.running, by))):
             measured = super().memory()
         # What modules save is not known, and so sites have no bytes.
         _, unreached = inspect(Trace((), modules.calls), Trace((), modules.calls, acted), self.setup)
-        return self._with_trace(measured.model_copy(update={"unreached": unreached}))
-
-    def _with_trace(self, measured: Measurement) -> Measurement:
-        """Return the measurement with the trace of its step, from which plans are joined."""
-        trace = self.meter.trace if isinstance(self.meter, SimulatedMeter) else None
-        return measured if trace is None else measured.model_copy(update={"trace": trace.packed()})
+        return measured.model_copy(update={"unreached": unreached})
 
     def time(self, steps: int) -> None:
         """Time nothing: only the error of the gradient is measured for real here."""

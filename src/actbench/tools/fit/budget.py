@@ -25,8 +25,7 @@ _GRACE, _LEAST_GRACE = 0.25, 10.0
 class Budget:
     """The time in which simulations may start: all searches of one command share it, and each has a part of it.
 
-    Args:
-        seconds: How long it is, from now on; None sets no limit.
+    It lasts ``seconds`` from now on; None sets no limit.
 
     Attributes:
         cut_short: The searches in which some simulation could not start any more.

@@ -10,7 +10,7 @@ import hashlib
 import json
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -31,10 +31,8 @@ class Shown:
     """What a command shows.
 
     Attributes:
-        tables: The tables.
         code: Code to paste, each with a heading.
         counted: How many simulations there were.
-        remarks: What else there is to say.
         is_possible: Whether something fits.
         records: Returns the records of what was simulated of the model itself.
         is_whole: Whether all was tried, and nothing crashed.
@@ -55,13 +53,8 @@ class CachedAnswer:
     """The place of the answer to a command, by all that decides what it shows.
 
     Another code of actbench, another torch, another machine, and another content of a file that the command names make
-    another place.
-
-    Args:
-        case: The case of the exact step, as its flags have it.
-        schemes: Specifications that its flags name.
-        flags: What else is asked, as JSON values.
-        output: Where records are stored: a folder or a ``.jsonl`` file.
+    another place. ``flags`` are what else is asked, as JSON values; records are stored in ``output``, a folder or a
+    ``.jsonl`` file.
     """
 
     def __init__(self, case: Case, schemes: Sequence[str], flags: Mapping[str, Any], output: Path) -> None:
@@ -89,8 +82,8 @@ class CachedAnswer:
         """Return what the command showed when it had tried all; None if it has not, or its rows are gone."""
         try:
             data = json.loads(self._file.read_bytes())
-            results = Path(data["results"])
-            if _digest(results, data["bytes"]) != data["digest"]:
+            results, length = Path(data["results"]), data["bytes"]
+            if _digest(results, length) != data["digest"]:
                 return None
         except (OSError, ValueError, KeyError):
             return None
@@ -100,7 +93,7 @@ class CachedAnswer:
             (f"nothing was simulated: {self._file} has the answer to this command",),
             tuple(data["remarks"]),
             data["is_possible"],
-            lambda: _records(results, data["bytes"], data["records"]),
+            lambda: _records(results, length, data["records"]),
         )
 
     def write(self, shown: Shown) -> None:
@@ -161,9 +154,8 @@ def _table(data: Mapping[str, Any]) -> Table:
     import pandas
 
     columns = tuple(Column(**column, compute=itemgetter(column["key"])) for column in data["columns"])
-    made = {each.name: data[each.name] for each in fields(Table)}
-    texts = {name: tuple(data[name]) for name in ("notes", "lead", "details")}
-    code = tuple((heading, text) for heading, text in data["code"])
-    curve = Curve(**data["curve"]) if data["curve"] else None
     frame = pandas.DataFrame(data["frame"], columns=[column.key for column in columns], dtype=object)
-    return Table(**{**made, **texts, "columns": columns, "frame": frame, "code": code, "curve": curve})
+    notes, lead, details = (tuple(data[name]) for name in ("notes", "lead", "details"))
+    curve = Curve(**data["curve"]) if data["curve"] else None
+    code = tuple((heading, text) for heading, text in data["code"])
+    return Table(data["title"], columns, frame, notes, lead, curve, code, details)

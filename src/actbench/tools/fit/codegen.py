@@ -45,10 +45,7 @@ _OF_MODEL: Final[frozenset[Change]] = OF_PARTS | {"loss"}
 
 
 def pieces_of(plans: Iterable[tuple[str, PlannedStep]], most: int) -> tuple[tuple[str, str], ...]:
-    """Return the pieces of code of the first plans that change something, at most so many, each with its heading.
-
-    Each plan comes with its name.
-    """
+    """Return the pieces of code of the first named plans that change something, each with its heading."""
     found: list[tuple[str, str]] = []
     for name, plan in [(name, plan) for name, plan in plans if not plan.is_unchanged][:most]:
         pieces = _for_model(plan) if plan.case.script is None else _for_script(plan, plan.case.script)
@@ -60,10 +57,8 @@ def _for_model(plan: PlannedStep) -> Iterator[tuple[str, str]]:
     """Yield the code that trains a model by a plan, and the command that measures it."""
     code = code_for(plan.case, plan.measurement)
     yield "a loop of your own", code.loop
-    if code.trainer:
-        yield "with transformers' Trainer", code.trainer
-    else:
-        yield "not with transformers' Trainer", f"# {code.why_no_trainer}\n"
+    with_trainer = f"{'with' if code.trainer else 'not with'} transformers' Trainer"
+    yield with_trainer, code.trainer or f"# {code.why_no_trainer}\n"
     yield "the command that measures it on the device", f"{code.command}\n"
 
 
@@ -87,12 +82,7 @@ def _for_script(plan: PlannedStep, script: Script) -> Iterator[tuple[str, str]]:
 
 
 def lines_for(spec: str, optimizer: str | None) -> list[str]:
-    """Return lines of Python to paste: one where a script makes its model, and one after its optimizer is made.
-
-    Args:
-        spec: A scheme, or several.
-        optimizer: The class of the script's optimizer.
-    """
+    """Return lines of Python to paste: one where a script makes its model, and one after its ``optimizer`` is made."""
     parts = [(part, part.facet(OwnOptimizer)) for part in parts_in(schemes.build(spec))]
     of_model = "+".join(filter(None, (part.spec if own is None else own.of_model for part, own in parts)))
     kind = "Adam" if optimizer == "Adam" else "AdamW"
@@ -144,7 +134,7 @@ def code_for(case: Case, measured: Measurement) -> Code:
     why_not = [each.why_not for each in found if each.why_not]
     if _loss_of(measured.built) == _LOSS_OF_SCORES:
         why_not.append("Trainer takes models that return their own loss")
-    trainer = None if why_not else _trainer(case, parts, measured.built, own, kept, found)
+    trainer = None if why_not else _trainer(case, measured.built, own, kept, found)
     return Code(_loop(case, parts, measured.built, own, kept), trainer, "; ".join(why_not), _command(case))
 
 
@@ -154,12 +144,11 @@ def _parts(case: Case) -> Sequence[Scheme]:
 
 def _loop(case: Case, parts: Sequence[Scheme], built: Built | None, own: str | None, kept: _Remedy) -> str:
     own_loss = f"loss, the function that {case.model} returns, " if is_function(case.model) else ""
-    trained = "model.parameters()"
-    if any("parameters" in part.changes for part in parts):
-        trained = "[each for each in model.parameters() if each.requires_grad]"
+    trains_others = any("parameters" in part.changes for part in parts)
+    trained = "[each for each in model.parameters() if each.requires_grad]" if trains_others else "model.parameters()"
     made = code_of(case.optimizer or OPTIMIZER, trained, _rate(case))
     batches = f"batches, each a dictionary of tensors there with {counted(case.batch_size, 'row')}"
-    lines = [f"# Yours: model, on its device, {own_loss}{_yours(own)}and {batches}."]
+    lines = [f"# Yours: model, on its device, {own_loss}{_YOURS.format(own) if own else ''}and {batches}."]
     lines += ["import torch", "import actbench", *_imports(made)]
     lines += [f"{INSTEAD}import torchao.optim"] if kept.optimizer else []
     lines += [] if own_loss else ["", "def loss(model, batch):  # yours", f"    return {_loss_of(built)}", "", ""]
@@ -198,10 +187,6 @@ def _text(lines: Iterable[str]) -> str:
     return "\n".join(lines).replace(", \n", ",\n") + "\n"
 
 
-def _yours(own: str | None) -> str:
-    return f"make_optimizer, from the model to its {own}, " if own else ""
-
-
 def _device(case: Case) -> str:
     return "cuda" if profiles.get(case.device_profile or profiles.DEFAULT).is_cuda else "cpu"
 
@@ -210,6 +195,7 @@ def _precisions(parts: Iterable[Scheme]) -> list[LowPrecision]:
     return [each for part in parts if (each := part.facet(LowPrecision)) is not None]
 
 
+_YOURS: Final = "make_optimizer, from the model to its {}, "
 _LOSS_OF_SCORES: Final = 'torch.nn.functional.cross_entropy(model(batch["images"]), batch["labels"])'
 
 
@@ -240,16 +226,16 @@ class _Pasted:
     """The lines of Python that use a scheme beside ``Trainer``.
 
     Attributes:
-        callback: The specification by which the callback converts the model; empty for none.
-        convert: The specification by which the model is converted before the trainer is made; empty for none.
+        spec: The specification by which the model is converted.
+        is_early: Whether that has to be before the trainer is made, which the callback is too late for.
         before: A line before the trainer is made, about ``model``.
         arguments: Arguments of ``TrainingArguments``, as code.
-        optimizer: The code of :class:`~actbench.scheme.facets.OwnOptimizer`; empty if the scheme has none.
-        why_not: Why Trainer cannot use the scheme; empty if it can.
+        optimizer: The code of :class:`~actbench.scheme.facets.OwnOptimizer`.
+        why_not: Why Trainer cannot use the scheme.
     """
 
-    callback: str = ""
-    convert: str = ""
+    spec: str = ""
+    is_early: bool = False
     before: str = ""
     arguments: Mapping[str, str] = field(default_factory=dict)
     optimizer: str = ""
@@ -259,43 +245,32 @@ class _Pasted:
 def _pasted(part: Scheme, batch_size: int) -> _Pasted:
     """Return the lines for a scheme that is no composition, with batches of so many rows."""
     own, precision = part.facet(OwnOptimizer), part.facet(LowPrecision)
-    can: set[Change] = {*_OF_MODEL, "memory format"}
-    can |= {"optimizer"} if own else set()
-    can |= {"precision"} if precision else set()
-    can |= {"batch"} if part.card.trainer else set()
+    settings: dict[Change, object] = {"optimizer": own, "precision": precision, "batch": part.card.trainer}
+    can = {*_OF_MODEL, "memory format", *(change for change, setting in settings.items() if setting)}
     if not can.issuperset(part.changes):
         beyond = " and ".join(sorted(set(part.changes) - _OF_MODEL))
         return _Pasted(why_not=f"{part.spec} changes {beyond}, which Trainer does itself")
     before = ""
-    if precision is not None and precision.of_weights:
+    if precision and precision.of_weights:
         before = f"model = model.to(torch.{precision.dtype})"
     elif "memory format" in part.changes:  # the first convolution converts the images
         before = "model = model.to(memory_format=torch.channels_last)"
     arguments = {argument: str(getattr(part, name)) for argument, name in part.card.trainer.items()}
     if steps := arguments.get("gradient_accumulation_steps"):
         arguments["per_device_train_batch_size"] = str(-(-batch_size // int(steps)))
-    if precision is not None and not precision.of_weights:  # Trainer scales the loss of float16
+    if precision and not precision.of_weights:  # Trainer scales the loss of float16
         arguments["bf16" if precision.dtype == "bfloat16" else "fp16"] = "True"
     spec = own.of_model if own else "" if _OF_MODEL.isdisjoint(part.changes) else part.spec
     is_early = "parameters" in part.changes  # Trainer makes its optimizer before it calls callbacks
-    convert, callback = (spec, "") if is_early else ("", spec)
-    return _Pasted(callback, convert, before, arguments, own.code if own else "")
+    return _Pasted(spec, is_early, before, arguments, own.code if own else "")
 
 
-def _trainer(
-    case: Case,
-    parts: Sequence[Scheme],
-    built: Built | None,
-    own: str | None,
-    kept: _Remedy,
-    found: Sequence[_Pasted],
-) -> str:
+def _trainer(case: Case, built: Built | None, own: str | None, kept: _Remedy, found: Sequence[_Pasted]) -> str:
     """Return the lines for Trainer."""
-    callback = "+".join(each.callback for each in found if each.callback)
+    callback = "+".join(each.spec for each in found if each.spec)
     before = [*kept.comments, *_prepared(case, built), *(each.before for each in found if each.before)]
-    if any(each.convert for each in found):  # the callback converts too, and a model is converted only once
-        spec = "+".join(each.convert or each.callback for each in found if each.convert or each.callback)
-        before, callback = [*before, f"model = actbench.convert(model, {_literal(spec)})"], ""
+    if any(each.is_early for each in found):  # the callback converts too, and a model is converted only once
+        before, callback = [*before, f"model = actbench.convert(model, {_literal(callback)})"], ""
     optimizer = _optimizer_of_trainer(case, found, own)
     other = kept.optimizer.format("trained")
     if kept.scheme:
@@ -308,17 +283,16 @@ def _trainer(
         arguments["bf16" if case.autocast == "bfloat16" else "fp16"] = "True"
     for each in found:
         arguments |= each.arguments
-    half = next((each.dtype for each in _precisions(parts) if each.of_weights), case.dtype)
+    half = next((each.dtype for each in _precisions(_parts(case)) if each.of_weights), case.dtype)
     reads_floats = built is not None and (built.image_size is not None or built.audio_shape is not None)
     casts = half not in (None, "float32") and reads_floats  # Trainer leaves batches in float32
     if casts:
         cast = f"value.to(torch.{half}) if value.is_floating_point() else value"
         before += ["def in_type(rows):"]
         before += [f"    return {{name: {cast} for name, value in default_data_collator(rows).items()}}"]
-    lines = [f"# Yours: model, {_yours(own)}and data, a data set of dictionaries."]
-    if is_function(case.model):
-        said = f"# Trainer calls no loss of {case.model}: the model returns its loss, or you override compute_loss."
-        lines.append(said)
+    lines = [f"# Yours: model, {_YOURS.format(own) if own else ''}and data, a data set of dictionaries."]
+    about_loss = f"# Trainer calls no loss of {case.model}: the model returns its loss, or you override compute_loss."
+    lines += [about_loss] if is_function(case.model) else []
     lines += ["import torch"] if "torch." in "".join([optimizer, *before]) else []
     lines += [f"import {library}.optim" for library in ("torchao", "bitsandbytes") if f"{library}." in optimizer]
     lines += [f"{INSTEAD}import torchao.optim"] if "torchao." in other and "torchao." not in optimizer else []

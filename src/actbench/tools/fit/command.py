@@ -109,21 +109,15 @@ class FitFlags(StepFlags):
         """
         limit = {} if self.memory_limit is None else {"memory_limit_bytes": parse_bytes(self.memory_limit)}
         if self.script is not None:
+            script = self._script(self.script)
+            given = {"batch_size": self.batch_size or 1, "device_profile": self.device_profile, **limit}
             seed = {} if self.seed is None else {"seed": self.seed}
-            return Case(
-                model=(script := self._script(self.script)).text,
-                script=script,
-                batch_size=self.batch_size or 1,
-                device_profile=self.device_profile,
-                gradient_quality=False,
-                **limit,
-                **seed,
-            )
+            return Case(model=script.text, script=script, gradient_quality=False, **given, **seed)
         if model is None:
             raise UsageError("name the MODEL that is to fit, such as llama-3.2-1b, or a training script by --script")
         check_model(model, elsewhere=elsewhere)
         given = {"batch_size": ROWS, **self.given(set(Case.model_fields) - {"optimizer", "script"})}
-        return Case(**{**given, **limit, "model": model, "optimizer": self._optimizers[0]})
+        return Case(**{**given, **limit, "model": model, "optimizer": next(iter(self.optimizer or ()), None)})
 
     def _script(self, text: str) -> Script:
         try:
@@ -140,14 +134,8 @@ class FitFlags(StepFlags):
         """Return the request, with ``more`` of its fields."""
         from actbench.tools.fit.records import Asked
 
-        optimizer, others = self._optimizers
-        return Asked(optimizer=optimizer, others=others, **more)
-
-    @property
-    def _optimizers(self) -> tuple[str | None, tuple[str, ...]]:
-        """The optimizer of the exact step, and those that may replace it."""
         chosen = self.optimizer or []
-        return (chosen[0], tuple(chosen[1:])) if chosen else (None, ())
+        return Asked(optimizer=next(iter(chosen), None), others=tuple(chosen[1:]), **more)
 
 
 def _processes(text: str) -> int:
@@ -199,27 +187,18 @@ class QuestionFlags:
     @property
     def asks(self) -> bool:
         """Whether anything is asked but which plan is fastest."""
-        return self.longest_sequence or self.largest_batch or self.which_card or bool(self.processes)
+        return any(vars(self).values())
 
-    def check(self, device_profile: str | None) -> None:
-        """Raise a UsageError if no card is named and none is looked for."""
-        if device_profile is None and not self.which_card:
-            raise UsageError(
-                "--device-profile: name the card that the step is to fit on, such as rtx-4090; 'actbench devices' "
-                "lists them, and --which-card finds one"
-            )
-
-    def answer(self, case: Case, asked: Asked, means: Means, show_code: int) -> Shown | None:
-        """Return the answer; None if nothing is asked but which plan is fastest."""
+    def answer(self, case: Case, asked: Asked, means: Means, show_code: int) -> Shown:
+        """Return the answer to the question that is asked."""
         from actbench.tools.fit import questions
 
-        if self.longest_sequence:
-            return questions.largest(case, "sequence_length", asked, means, show_code)
-        if self.largest_batch:
-            return questions.largest(case, "batch_size", asked, means, show_code)
+        if self.which_card:
+            return questions.which_card(case, asked, means, show_code)
         if self.processes:
             return questions.over_processes(case, self.processes, asked, means, show_code)
-        return questions.which_card(case, asked, means, show_code) if self.which_card else None
+        axis: questions.Axis = "sequence_length" if self.longest_sequence else "batch_size"
+        return questions.largest(case, axis, asked, means, show_code)
 
 
 @command(
@@ -338,7 +317,11 @@ def fit(
     actbench fit --script "train.py --lr 3e-4" --device-profile rtx-4090
     """
     elsewhere = nodes.chosen
-    questions.check(flags.device_profile)
+    if flags.device_profile is None and not questions.which_card:
+        raise UsageError(
+            "--device-profile: name the card that the step is to fit on, such as rtx-4090; 'actbench devices' "
+            "lists them, and --which-card finds one"
+        )
     with schemes_from("--base"):
         check_scheme(base)
     checked_schemes(among or [], "--scheme")
@@ -380,8 +363,9 @@ def fit(
         if case.script is not None:
             scripts.check(case.script, [("--base", case.scheme), *(("--scheme", spec) for spec in schemes or ())])
         means = Means(output, command_line(), schemes, jobs, seconds, timeout, told, machines)
-        shown = questions.answer(case, asked, means, show_code)
-        if shown is None:
+        if questions.asks:
+            shown = questions.answer(case, asked, means, show_code)
+        else:
             shown = find(case, asked, means, measure=measure).shown(show_code, verbose=progress.verbose)
     cached.write(shown)
     _show(shown, exports)

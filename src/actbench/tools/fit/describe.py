@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from actbench.model.spec import SpecPart, parse_spec
 
@@ -17,14 +17,10 @@ _RANGE = re.compile(r"(.*)\[(\d+)-(\d+)\](.*)")
 _FEW = 2  # paths outside of blocks; more are counted
 
 
-@dataclass(frozen=True)
-class Part:
-    """Schemes, and where they act together.
+class Part(NamedTuple):
+    """Schemes, their specifications without places, with the blocks on which they act and patterns of other modules.
 
-    Attributes:
-        names: Their specifications without places.
-        blocks: Paths of the blocks; empty if they act on the whole step.
-        others: Patterns of other modules.
+    Both are empty if they act on the whole step.
     """
 
     names: tuple[str, ...]
@@ -44,14 +40,10 @@ def parts_of(spec: str, blocks: Sequence[str], base: str = "exact") -> list[Part
     for part in found:
         options = {key: each for key, each in part.options.items() if key != _ONLY}
         placed.append((str(SpecPart(part.name, part.value, options)), *_places(part, blocks)))
-    done: dict[str, list[str]] = {}  # the names of what is done with each block
-    for name, inside, _ in placed:
-        for path in inside:
-            done.setdefault(path, []).append(name)
-    groups: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[tuple[str, ...], list[str]] = {}  # blocks by the names of what is done with them
     for path in blocks:
-        if path in done:
-            groups.setdefault(tuple(done[path]), []).append(path)
+        if names := tuple(name for name, inside, _ in placed if path in inside):
+            groups.setdefault(names, []).append(path)
     outside: dict[tuple[str, ...], list[str]] = {}
     for name, inside, others in placed:
         if others or not inside:
@@ -67,7 +59,8 @@ def parts_of(spec: str, blocks: Sequence[str], base: str = "exact") -> list[Part
 def short(spec: str, blocks: Sequence[str], base: str = "exact") -> str:
     """Return a plan for a cell of a table, such as ``checkpoint blocks 0-10, chunked_loss:8``."""
     parts = [(part.names, _where(part, blocks, "/".join)) for part in parts_of(spec, blocks, base)]
-    return _joined(spec, base, [f"{'+'.join(names)} {' and '.join(where)}".rstrip() for names, where in parts])
+    texts = [f"{'+'.join(names)} {' and '.join(where)}".rstrip() for names, where in parts]
+    return ", ".join(texts) or (spec if spec == base else "exact")
 
 
 def sentence(spec: str, blocks: Sequence[str], base: str = "exact") -> str:
@@ -77,7 +70,7 @@ def sentence(spec: str, blocks: Sequence[str], base: str = "exact") -> str:
         first, *more = part.names
         names, where = f"{first} with {_and(more)}" if more else first, _where(part, blocks, _and)
         texts.append(f"{names} on {' and on '.join(where)}" if where else names)
-    return _joined(spec, base, texts)
+    return ", ".join(texts) or (spec if spec == base else "exact")
 
 
 def is_uniform(spec: str, blocks: Sequence[str]) -> bool:
@@ -86,10 +79,6 @@ def is_uniform(spec: str, blocks: Sequence[str]) -> bool:
         return f",{_ONLY}=" not in spec
     inside = [_places(part, blocks)[0] for part in parse_spec(spec)]
     return all(len(paths) in (0, len(blocks)) for paths in inside)
-
-
-def _joined(spec: str, base: str, texts: Sequence[str]) -> str:
-    return ", ".join(texts) if texts else spec if spec == base else "exact"
 
 
 def _where(part: Part, blocks: Sequence[str], joined: Callable[[Sequence[str]], str]) -> list[str]:
@@ -126,22 +115,18 @@ def _places(part: SpecPart, blocks: Sequence[str]) -> tuple[list[str], tuple[str
 
 def _numbers(chosen: Sequence[str], blocks: Sequence[str]) -> list[str]:
     """Return chosen blocks as ranges: ``0-10``, or ``layer1.0-2`` if not all blocks are in one list."""
-    numbered: dict[str, tuple[tuple[str, str], int]] = {}  # what stands around the number of each block, -1 for none
+    found: dict[tuple[str, str], list[int]] = {}  # by what stands around each number; a path without one has -1
     for path in blocks:
         matched = NUMBERED.fullmatch(path)
-        numbered[path] = ((matched[1], matched[3]), int(matched[2])) if matched else ((path, ""), -1)
-    groups = list(dict.fromkeys(group for group, _ in numbered.values()))
-    names = [before.split(".") for before, _ in groups]
+        around, number = ((matched[1], matched[3]), int(matched[2])) if matched else ((path, ""), -1)
+        found.setdefault(around, []).extend([number] if path in chosen else [])
+    names = [before.split(".") for before, _ in found]
     count = next((n for n, each in enumerate(zip(*names, strict=False)) if len(set(each)) > 1), 0)
     shared = "".join(f"{name}." for name in names[0][:count])
-    found: dict[tuple[str, str], list[int]] = {}
-    for path in chosen:
-        group, number = numbered[path]
-        found.setdefault(group, []).append(number)
     texts = []
     for (before, after), numbers in found.items():
-        begin, end = ("", "") if len(groups) == 1 else (before[len(shared) :], after)
-        for first, last in ranges_of(sorted(numbers)):
+        begin, end = ("", "") if len(found) == 1 else (before[len(shared) :], after)
+        for first, last in ranges_of(sorted(numbers)) if numbers else ():
             row = str(first) if first == last else f"{first}-{last}"
             texts.append(f"{begin}{'' if row == '-1' else row}{end}")
     return texts
@@ -149,6 +134,6 @@ def _numbers(chosen: Sequence[str], blocks: Sequence[str]) -> list[str]:
 
 def ranges_of(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Return the first and the last of numbers in a row, from ascending ones."""
-    starts = [numbers[0], *(after for before, after in pairwise(numbers) if after != before + 1)]
-    ends = [*(before for before, after in pairwise(numbers) if after != before + 1), numbers[-1]]
-    return list(zip(starts, ends, strict=True))
+    gaps = [each for each in pairwise(numbers) if each[1] != each[0] + 1]
+    ends = [numbers[0], *(end for gap in gaps for end in gap), numbers[-1]]
+    return list(zip(ends[::2], ends[1::2], strict=True))

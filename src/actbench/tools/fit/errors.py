@@ -73,14 +73,7 @@ class Errors:
 
 @dataclass
 class ErrorMeter:
-    """Measures the errors of changes.
-
-    Attributes:
-        exact: The planned step.
-        weights_bytes: Of its model.
-        blocks: Of the planned model, with the copy that tells of it, if there is one.
-        measure: Measures cases.
-    """
+    """Measures the errors of changes in a planned step, ``exact``, with the weights and the blocks of its model."""
 
     exact: Case
     weights_bytes: int

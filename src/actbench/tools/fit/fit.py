@@ -30,7 +30,7 @@ from actbench.run.cellprogress import shown_in_cell
 from actbench.run.recipes.sections import Planned
 from actbench.simulator import profiles
 from actbench.simulator.profiles import DeviceProfile
-from actbench.tools.fit.answer import Fitted, about_crashed, fitted, impossible, numbered
+from actbench.tools.fit.answer import Fitted, about_crashed, fitted, nearest, numbered, times
 from actbench.tools.fit.budget import BUDGET_SECONDS
 from actbench.tools.fit.cache import Shown
 from actbench.tools.fit.codegen import pieces_of
@@ -60,15 +60,12 @@ class FitResult(Fitted, Displayed):
         copies: How many of copies with fewer blocks and of smaller models.
         error: The most that a joined peak was off one that was then simulated whole; None if none was.
         counted: What a remark says of these numbers.
-        failed: Cases whose simulation crashed, with why: plans with what they were of may be missing.
+        failed: Cases whose simulation crashed, with why.
         cut_short: The sentence that says what the time was too short for; empty if nothing.
         knows_least: Whether the plan that needs least was simulated whole.
         refused: Names of the candidates that the model or the device refused, with the reason.
         kept: What the model brings and no plan changed, each with why.
         path: The results file, if one is kept.
-        least_profile: The smallest device that some plan fits on; None if none is large enough, or if something fits
-            on the named device without a limit.
-        has_more: Whether more memory than the limit would suffice, and the device has it.
     """
 
     records: tuple[FitRecord, ...] = ()
@@ -82,26 +79,6 @@ class FitResult(Fitted, Displayed):
     refused: Mapping[str, Failure] = field(default_factory=dict)
     kept: tuple[str, ...] = ()
     path: Path | None = None
-    least_profile: str | None = None
-    has_more: bool = False
-
-    @property
-    def plans(self) -> tuple[PlannedStep, ...]:
-        """The fastest plan that fits for each way of training, the fastest first, then those with adapters.
-
-        Empty if nothing fits within the allowed slowdown.
-        """
-        return (*self.shortlist(), *self.shortlist(adapters=True))
-
-    @property
-    def fits(self) -> bool:
-        """Whether some plan fits and is fast enough."""
-        return bool(self.plans)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the time ended before all plans were simulated."""
-        return bool(self.cut_short)
 
     @property
     def crashed(self) -> tuple[str, ...]:
@@ -109,7 +86,6 @@ class FitResult(Fitted, Displayed):
         return tuple(f"{case.scheme}: {failure.message}" for case, failure in self.failed.items())
 
     def __repr__(self) -> str:
-        """Return the fastest plan; where nothing fits, what needs least."""
         found = f"{len(self.plans)} plans, the fastest {self.plans[0]}" if self.plans else f"nothing fits, {self.least}"
         return f"<FitResult for {format_bytes(self.limit_bytes)}: {found}>"
 
@@ -117,43 +93,54 @@ class FitResult(Fitted, Displayed):
         """Return what a notebook shows: the table of plans."""
         return list(tables_of(self, FIT_TITLE))[:1]
 
-    def _about_refused(self, *, each: bool) -> list[str]:
-        """Return the refused candidates: with ``each`` every reason, else one sentence on those with nothing to do."""
-        idle = [name for name, why in self.refused.items() if why.reason == "nothing-converted" and not each]
-        told = [(name, name, why) for name, why in self.refused.items() if name not in idle]
-        lines = [f"not for this model: {text}" for text in failures(told, ", ".join, in_table=False)]
-        if idle:
-            lines.append(f"nothing to do in this model (--verbose says why): {', '.join(idle)}")
-        return lines
-
     def shown(self, show_code: int, *, verbose: bool) -> Shown:
         """Return what a command shows, with the code of the first plans, and with ``verbose`` why each is refused."""
-        verdict: tuple[str, ...] = ()
-        if not self.fits:
-            verdict = impossible(
-                self,
-                cut_short=self.cut_short,
-                knows_least=self.knows_least,
-                least_profile=self.least_profile,
-                has_more=self.has_more,
-            )
+        verdict = () if self.fits else self._impossible()
         first, *others = tables_of(self, FIT_TITLE, verdict)
         cut_short = (f"{self.cut_short} Faster plans may exist.",) if self.cut_short and self.fits else ()
         plans = [(f"Plan {number}", plan) for number, plan in enumerate(numbered(self), 1)]
         code = pieces_of(plans, show_code if self.fits else 0)
         first = replace(first, lead=(*cut_short, *first.lead, *about_crashed(self.failed, self.path)), code=code)
-        results = (f"results: {self.path} (tables in the same folder, as .md and .csv)",) if self.path else ()
-        refused = self._about_refused(each=verbose)
+        remarks = [f"results: {self.path} (tables in the same folder, as .md and .csv)"] if self.path else []
+        idle = [name for name, why in self.refused.items() if why.reason == "nothing-converted" and not verbose]
+        told = [(name, name, why) for name, why in self.refused.items() if name not in idle]
+        remarks += [f"not for this model: {text}" for text in failures(told, ", ".join, in_table=False)]
+        remarks += [f"nothing to do in this model (--verbose says why): {', '.join(idle)}"] if idle else []
         return Shown(
             tables=(first, *others),
             code=code,
             counted=self.counted,
-            remarks=(*results, *refused, *self.kept, *([" ".join(verdict)] if verdict else [])),
+            remarks=(*remarks, *self.kept, *([" ".join(verdict)] if verdict else [])),
             is_possible=self.fits,
             records=lambda: self.records,
             is_whole=not (self.cut_short or self.failed),
             path=self.path,
         )
+
+    def _impossible(self) -> tuple[str, ...]:
+        """Return the sentences of a fit without a result: the least need, and what to change."""
+        if self.cut_short:
+            *_, least_found = nearest(self)
+            why = f"Nothing found yet within {times(self.max_slowdown)} the exact step's time. {self.cut_short}"
+            return why, least_found
+        if not self.knows_least or any(map(self.has_room_for, self.tried)):
+            return nearest(self)
+        least, limit, parts = self.least, self.limit_bytes, self.least.measurement.peak_parts
+        of_model = parts.weights_bytes + parts.gradients_bytes + parts.optimizer_bytes if parts else 0
+        remedies = ["take a smaller --batch-size or shorter samples"]
+        if of_model > limit:  # the model fills the memory by itself
+            alone = f"weights, gradients and optimizer state alone are {format_bytes(of_model)} of that"
+            remedies = [f"{alone}: take a smaller model or type"]
+        need, own = least.need_bytes, profiles.get(self.case.device_profile or profiles.DEFAULT)
+        large = [each for each in profiles.profiles() if each.is_cuda and each.rates and each.step_bytes() >= need]
+        if limit < need <= own.step_bytes():
+            remedies.append("a larger --memory-limit")
+        elif large:
+            smallest = min(large, key=lambda each: each.memory_bytes).name
+            remedies.append(f"--device-profile {smallest}, the smallest card that would do")
+        remedies += ["leave out --exact"] if least.record.asked.exact else []
+        needs = f"the least that is possible, {least.words}, needs {format_bytes(need)}"
+        return (f"Nothing fits in {format_bytes(limit)}: {needs}; {', or '.join(remedies)}.",)
 
 
 def fit(
@@ -232,20 +219,13 @@ def fit(
 
 
 def find(case: Case, asked: Asked, means: Means, *, measure: bool = False) -> FitResult:
-    """Plan what to do with each block of the model of a case.
+    """Plan what to do with each block of the model of a case: that of the exact step, with what every plan has.
 
-    Args:
-        case: The case of the exact step, with the schemes that every plan has.
-        asked: What counts as an answer.
-        means: How plans are made.
-        measure: Whether the first three plans are measured, too, on the device of this machine: the GPU for a profile
-            of one, or else the CPU.
+    With ``measure`` the first three plans are measured, too, on the device of this machine: the GPU for a profile of
+    one, or else the CPU.
 
-    Raises:
-        UsageError: The device profile does not exist or has no figures of time, or the machines cannot be reached.
-        ModelError: The model does not exist.
-        MeasurementError: Not even the exact step can be simulated, or this machine lacks the device to measure on.
-        StoreError: The results file is in use, broken or cannot be written.
+    What is raised is that of :func:`fit`, a UsageError also if machines cannot be reached, and a MeasurementError if
+    this machine lacks the device to measure on.
     """
     case, profile = checked(case)
     limit = profile.step_bytes(case.memory_limit_bytes)
@@ -329,9 +309,6 @@ def _fitted(records: Sequence[FitRecord]) -> Fitted:
 def _result(planner: Planner, made: Simulations) -> FitResult:
     records = _whole_records(planner, made)
     found = _fitted(records)
-    need, limit = found.least.need_bytes, found.limit_bytes
-    has_more = limit < need <= profiles.get(found.case.device_profile or profiles.DEFAULT).step_bytes()
-    large = [each for each in profiles.profiles() if each.is_cuda and each.rates and each.step_bytes() >= need]
     error = max(map(abs, planner.errors), default=None)
     return FitResult(
         found.exact,
@@ -351,8 +328,6 @@ def _result(planner: Planner, made: Simulations) -> FitResult:
         },
         kept=(*planner.candidates.kept, *planner.space.errors.remarks()),
         path=made.path,
-        least_profile=None if has_more or not large else min(large, key=lambda each: each.memory_bytes).name,
-        has_more=has_more,
     )
 
 
@@ -428,13 +403,9 @@ class _AsFits:
 
 
 def measured_on(meter: MeterName, chosen: Sequence[PlannedStep], made: Simulations) -> tuple[Case, ...]:
-    """Measure simulated plans that the store has no measurement of, and return the measured cases.
+    """Measure simulated plans that the store has no measurement of, with all memory that was asked for.
 
-    They are measured with all memory that was asked for.
-
-    Raises:
-        MeasurementError: The processes cannot be started.
-        StoreError: A record cannot be stored.
+    Return the measured cases. What is raised is that of :func:`find`.
     """
     simulated = {plan.case.model_copy(update={"meter": meter}): plan for plan in chosen}
     fits = _AsFits(made.store, simulated)

@@ -6,14 +6,16 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, get_args
+from functools import cached_property
+from itertools import product
+from typing import Any, Final, Literal, NamedTuple
 
 from actbench import scheme as schemes
 from actbench.errors import MeasurementError, SpecError
 from actbench.measuring import search
 from actbench.measuring.search import BatchTrial
 from actbench.model.measured import Measurement, Outcome
-from actbench.model.records import Case
+from actbench.model.records import Case, Failure
 from actbench.report.advice import needed_bytes
 from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column
@@ -27,7 +29,7 @@ from actbench.tools.fit.codegen import pieces_of
 from actbench.tools.fit.costs import COPIES, Blocks
 from actbench.tools.fit.plan import Candidate, Candidates, Plan
 from actbench.tools.fit.planner import Found, Goal, Planner
-from actbench.tools.fit.records import EXACT, LEVELS, Asked, PlannedStep, Trained, Training, step_seconds_of
+from actbench.tools.fit.records import ANY, EXACT, LEVELS, Asked, PlannedStep, Training, step_seconds_of
 from actbench.tools.fit.simulations import Means, Simulations, candidates_of, checked, simulations
 from actbench.units import format_bytes
 from actbench.workload.names import with_blocks
@@ -37,7 +39,23 @@ Axis = Literal["sequence_length", "batch_size"]
 
 _UNITS: dict[Axis, str] = {"sequence_length": "tokens", "batch_size": "rows"}
 _WHAT: dict[Axis, str] = {"sequence_length": "Longest sequence", "batch_size": "Largest batch"}
-_FURTHEST = {level.trained: level for level in LEVELS}  # the last of each is the furthest
+_LEVELS: dict[Training, str] = {
+    EXACT: "exact",
+    ANY.model_copy(update={"updates": "other", "precision": "other"}): "any",
+    LEVELS[-1]: "adapters",
+}
+"""How far training may differ, the nearest first, with what a table calls it."""
+
+_TRAINING: Final = Column[Any]("training", "Training", "text", lambda row: _LEVELS[row.level])
+_SCHEME: Final = Column[Any]("scheme", "Scheme", "text", lambda row: row.step.spec)
+_NEED: Final = Column[Any]("need_bytes", "Need", "bytes", lambda row: row.step.need_bytes)
+_SECONDS: Final = Column[Any]("estimated_step_seconds", "Step (est.)", "seconds", lambda row: row.step.seconds)
+_SLOWDOWN: Final = Column[Any]("slowdown", "Time (est.)", "ratio", lambda row: row.step.slowdown)
+_GRADIENT: Final = Column[Any]("gradient", "Gradient", "text", lambda row: row.step.gradient)
+
+
+def _levels(asked: Asked) -> list[Training]:
+    return [EXACT] if asked.exact else [*_LEVELS]
 
 
 def _shown(
@@ -45,11 +63,11 @@ def _shown(
 ) -> Shown:
     """Return what is shown of a question: a table of chosen plans, the nearest to the exact step first."""
     cut_short = made.budget.reason
-    lead = [cut_short if chosen else f"Nothing found yet. {cut_short}"] if cut_short else []
+    lead = (cut_short if chosen else f"Nothing found yet. {cut_short}",) if cut_short else ()
     notes = (*table.notes, *about_crashed(made.crashed, made.path))
     records = tuple({each.record.case: each.record for each in chosen}.values())
     return Shown(
-        tables=(replace(table, lead=tuple(lead), notes=notes),),
+        tables=(replace(table, lead=lead, notes=notes),),
         code=pieces_of(((plan.words, plan) for plan in chosen), show_code),
         counted=tuple(made.counted()),
         remarks=(*remarks, *([f"results: {made.path}"] if made.path else [])),
@@ -58,13 +76,6 @@ def _shown(
         is_whole=not (cut_short or made.crashed),
         path=made.path,
     )
-
-
-def _levels(asked: Asked) -> dict[str, Training]:
-    """Return how far training may differ, nearest first, by what a table calls it."""
-    names: dict[Trained, str] = {"all": "any", "adapters": "adapters"}
-    others = {} if asked.exact else {names[trained]: _FURTHEST[trained] for trained in get_args(Trained)}
-    return {"exact": EXACT, **others}
 
 
 def _step(made: Simulations, case: Case, outcome: Outcome | None, exact_seconds: float) -> PlannedStep | None:
@@ -92,7 +103,6 @@ class Largest:
     """The largest size at which a plan of a level fits.
 
     Attributes:
-        level: How far training may differ.
         size: The size; 0 if not even one token, or one row, fits.
         step: The fastest plan found at the size, or what needs least at 1.
         beyond_bytes: What the plan that needs least would need at one more; None if it cannot be simulated there, or if
@@ -114,37 +124,28 @@ def largest(case: Case, axis: Axis, asked: Asked, means: Means, show_code: int =
     arguments, and what is raised, are otherwise those of :func:`actbench.tools.fit.fit.find`.
     """
     case, profile = checked(case.model_copy(update={axis: getattr(case, axis) or 128}))
-    candidates, levels = candidates_of(case, asked, profile, means.schemes), _levels(asked)
+    candidates = candidates_of(case, asked, profile, means.schemes)
     with simulations(f"{case.model}-{profile.name}", case, candidates, means) as made:
         sizes = Sizes(made, case, asked, axis)
-        found = [*zip(levels, sizes.run([*levels.values()]), strict=True)]
-    kept: list[tuple[str, Largest]] = []
-    for name, each in found:
-        if each is not None and not (each.level.trained == "all" and any(each.size <= it.size for _, it in kept)):
-            kept.append((name, each))
-    fitting = [(name, each) for name, each in kept if each.size]
+        found = sizes.run(_levels(asked))
+    kept: list[Largest] = []
+    for each in found:
+        if each is not None and not (each.level.trained == "all" and any(each.size <= it.size for it in kept)):
+            kept.append(each)
+    fitting = [each for each in kept if each.size]
     where = f"{case.model} on {profile.name}" + (f", batch {case.batch_size}" if axis != "batch_size" else "")
     notes = [f"Limit {format_bytes(sizes.limit)}; at most {asked.max_slowdown:g} times the exact step's time."]
-    table = fill(f"{_WHAT[axis]}: {where}", _size_columns(axis), fitting or kept, notes)
-    remarks = [_about(name, each, _UNITS[axis], sizes.limit) for name, each in kept]
-    return _shown(made, table, [each.step for _, each in fitting], remarks, show_code)
+    size = Column[Largest](axis, _WHAT[axis], "count", lambda row: row.size)
+    beyond = Column[Largest]("beyond_bytes", "Need at one more", "bytes", lambda row: row.beyond_bytes)
+    columns = (_TRAINING, size, _SCHEME, _NEED, beyond, _SECONDS, _SLOWDOWN)
+    table = fill(f"{_WHAT[axis]}: {where}", columns, fitting or kept, notes)
+    remarks = [_about(each, _UNITS[axis], sizes.limit) for each in kept]
+    return _shown(made, table, [each.step for each in fitting], remarks, show_code)
 
 
-def _size_columns(axis: Axis) -> tuple[Column[tuple[str, Largest]], ...]:
-    return (
-        Column("training", "Training", "text", lambda row: row[0]),
-        Column(axis, _WHAT[axis], "count", lambda row: row[1].size),
-        Column("scheme", "Scheme", "text", lambda row: row[1].step.spec),
-        Column("need_bytes", "Need", "bytes", lambda row: row[1].step.need_bytes),
-        Column("beyond_bytes", "Need at one more", "bytes", lambda row: row[1].beyond_bytes),
-        Column("estimated_step_seconds", "Step (est.)", "seconds", lambda row: row[1].step.seconds),
-        Column("slowdown", "Time (est.)", "ratio", lambda row: row[1].step.slowdown),
-    )
-
-
-def _about(name: str, found: Largest, unit: str, limit: int) -> str:
+def _about(found: Largest, unit: str, limit: int) -> str:
     """Return the sentence of one way of training."""
-    step, need = found.step, format_bytes(found.step.need_bytes)
+    name, step, need = _LEVELS[found.level], found.step, format_bytes(found.step.need_bytes)
     if not found.size and step.need_bytes <= limit:
         slow = f"{step.spec} takes {step.slowdown:.3g} times the exact step's time"
         return f"{name}: not even 1 of the {unit} is fast enough: {slow}"
@@ -160,14 +161,7 @@ def _about(name: str, found: Largest, unit: str, limit: int) -> str:
 
 @dataclass
 class Sizes:
-    """Finds largest sizes of one model on one card.
-
-    Attributes:
-        made: What simulates.
-        case: The case of the exact step, at any size, with its limit.
-        asked: What counts as an answer.
-        axis: What grows.
-    """
+    """Finds largest sizes of one model on one card, from the case of the exact step at any size, with its limit."""
 
     made: Simulations
     case: Case
@@ -184,10 +178,7 @@ class Sizes:
     def run(self, levels: Sequence[Training]) -> list[Largest | None]:
         """Return the largest size for each level; None if there are no plans of it, or no time was left for any.
 
-        Each level has its first search before any has a second one.
-
-        Raises:
-            MeasurementError: The exact step cannot be simulated.
+        Each level has its first search before any has a second one. A MeasurementError if there is no exact step.
         """
         self._surveyed(getattr(self.case, self.axis))
         best = dict[Training, Largest | None].fromkeys(levels)
@@ -204,17 +195,17 @@ class Sizes:
 
     def _larger(self, level: Training, best: Largest | None) -> Largest | None:
         """Return what another survey, at the largest size so far, finds beyond it; None if nothing."""
-        size = getattr(self.case, self.axis) if best is None else best.size
         if best is not None and not self.made.budget.left_seconds:
             return None
+        size = getattr(self.case, self.axis) if best is None else best.size
         try:
             plan = self._least(self._surveyed(size), level)
         except MeasurementError:  # of a larger size: there was no time for the exact step, or it cannot be
             if best is None:
                 raise
             return None
-        grown = self._grown(level, plan, size) if plan is not None else None
-        return grown if grown is not None and (best is None or grown.size > best.size) else None
+        grown = plan and self._grown(level, plan, size)
+        return grown if grown and (best is None or grown.size > best.size) else None
 
     def _surveyed(self, size: int) -> Planner:
         if size not in self._planners:
@@ -315,27 +306,27 @@ def largest_size(
     ``simulate`` leaves out sizes for which there is no time; a size that is not fast enough does not count as fitting.
     """
     known: dict[int, Simulated] = {}
+    trials: dict[int, BatchTrial] = {}
 
-    def trial(size: int) -> BatchTrial:
-        _, outcome = known[size]
-        if not isinstance(outcome, Measurement):
-            return BatchTrial(False)
-        need = needed_bytes(outcome)
-        return BatchTrial(need <= limit and is_fast(size, outcome), need)
+    def learn(sizes: Iterable[int]) -> None:
+        for size, (case, outcome) in simulate(sizes).items():
+            known[size], trials[size] = (case, outcome), BatchTrial(False)
+            if isinstance(outcome, Measurement):
+                need = needed_bytes(outcome)
+                trials[size] = BatchTrial(need <= limit and is_fast(size, outcome), need)
 
     def tried(size: int) -> BatchTrial:
-        if size not in known:  # neighbours are simulated side by side
-            known.update(simulate([each for each in (size, size + 1) if each <= LARGEST and each not in known]))
-        if size not in known:
+        if size not in trials:  # neighbours are simulated side by side
+            learn([each for each in (size, size + 1) if each <= LARGEST and each not in trials])
+        if size not in trials:
             raise TimeoutError
-        return trial(size)
+        return trials[size]
 
-    known.update(simulate(start))
-    if known:
-        trials = {size: trial(size) for size in known}
+    learn(start)
+    if trials:
         with suppress(TimeoutError):
             search.largest(tried, memory_limit_bytes=limit, known=trials, largest_tried=LARGEST)
-    return max((size for size in known if trial(size).fits), default=0), known
+    return max((size for size, trial in trials.items() if trial.fits), default=0), known
 
 
 # -- which card ------------------------------------------------------------------------------------------------------
@@ -348,7 +339,7 @@ class OnCard(NamedTuple):
     """The fastest plan of a way of training on a card."""
 
     profile: DeviceProfile
-    training: str
+    level: Training
     step: PlannedStep
 
 
@@ -369,9 +360,8 @@ def which_card(case: Case, asked: Asked, means: Means, show_code: int = 0) -> Sh
         with made.searching("single changes", _OF_CHANGES):
             planner.run()
         with made.searching("plans", _OF_PLANS):
-            goals = [Goal(level, card.step_bytes()) for card in cards[1:] for level in levels.values()]
-            planner.pursue(goals, rounds=2)
-            planner.answer(cards[0].step_bytes(), [*levels.values()])  # or what needs least, if none fits
+            planner.pursue([Goal(level, card.step_bytes()) for card in cards[1:] for level in levels], rounds=2)
+            planner.answer(cards[0].step_bytes(), levels)  # or what needs least, if none fits
         for card in cards:
             with made.searching("plans on each card"):
                 found = list(_on_card(card, planner, made, asked, levels))
@@ -403,42 +393,33 @@ def for_card(card: DeviceProfile, planner: Planner, level: Training) -> list[Fou
 
 
 def _on_card(
-    card: DeviceProfile, planner: Planner, made: Simulations, asked: Asked, levels: Mapping[str, Training]
+    card: DeviceProfile, planner: Planner, made: Simulations, asked: Asked, levels: Sequence[Training]
 ) -> Iterator[OnCard]:
     """Yield the fastest plans on a card; one that trains further from the exact step has to be faster."""
-    chosen = {name: for_card(card, planner, level) for name, level in levels.items()}
-    if not any(chosen.values()):
-        return
     settings = {"device_profile": card.name, "memory_limit_bytes": card.step_bytes()}
     exact = planner.exact.model_copy(update=settings)
-    cases = {
-        name: {each.case.model_copy(update=settings): each.plan for each in found} for name, found in chosen.items()
+    plans = {
+        level: {each.case.model_copy(update=settings): each.plan for each in for_card(card, planner, level)}
+        for level in levels
     }
-    plans = {case: plan for of_level in cases.values() for case, plan in of_level.items()}
-    outcomes = dict(made.of(exact, asked)({exact: Plan(), **plans}))
+    if not any(plans.values()):
+        return
+    of_all = {case: plan for of_level in plans.values() for case, plan in of_level.items()}
+    outcomes = dict(made.of(exact, asked)({exact: Plan(), **of_all}))
     seconds, fastest = step_seconds_of(outcomes.get(exact)), math.inf
-    for name, of_level in cases.items() if seconds is not None else ():
-        steps = (_step(made, case, outcomes.get(case), seconds or math.nan) for case in of_level)
-        fits = (
-            each
-            for each in steps
-            if each is not None and each.need_bytes <= card.step_bytes() and each.slowdown <= asked.max_slowdown
-        )
+    for level, of_level in plans.items() if seconds is not None else ():
+        steps = filter(None, (_step(made, case, outcomes.get(case), seconds or math.nan) for case in of_level))
+        fits = (each for each in steps if each.need_bytes <= card.step_bytes() and each.slowdown <= asked.max_slowdown)
         best = min(fits, key=lambda each: each.seconds, default=None)
         if best is not None and (best.seconds < fastest or best.training.trained == "adapters"):
             fastest = min(fastest, best.seconds)
-            yield OnCard(card, name, best)
+            yield OnCard(card, level, best)
 
 
-_CARD_COLUMNS: tuple[Column[OnCard], ...] = (
+_CARD_COLUMNS: Final[tuple[Column[OnCard], ...]] = (
     Column("device", "Card", "text", lambda row: row.profile.name),
     Column("memory_bytes", "Memory", "bytes", lambda row: row.profile.memory_bytes),
-    Column("training", "Training", "text", lambda row: row.training),
-    Column("scheme", "Scheme", "text", lambda row: row.step.spec),
-    Column("need_bytes", "Need", "bytes", lambda row: row.step.need_bytes),
-    Column("estimated_step_seconds", "Step (est.)", "seconds", lambda row: row.step.seconds, "lower"),
-    Column("slowdown", "Time (est.)", "ratio", lambda row: row.step.slowdown),
-    Column("gradient", "Gradient", "text", lambda row: row.step.gradient),
+    *(_TRAINING, _SCHEME, _NEED, replace(_SECONDS, better="lower"), _SLOWDOWN, _GRADIENT),
 )
 
 
@@ -471,7 +452,7 @@ def shared_out(case: Case, counts: Sequence[int], asked: Asked, means: Means) ->
     same sharding. The arguments, and what is raised, are otherwise those of :func:`actbench.tools.fit.fit.find`.
     """
     case, profile = checked(case)
-    levels = [level for level in _levels(asked).values() if level.trained == "all"]
+    levels = [level for level in _levels(asked) if level.trained == "all"]
     candidates = candidates_of(case, asked, profile, means.schemes)
     with simulations(f"{case.model}-{profile.name}", case, candidates, means) as made:
         found = Shardings(made, case, asked)
@@ -486,31 +467,28 @@ def shared_out(case: Case, counts: Sequence[int], asked: Asked, means: Means) ->
 def over_processes(case: Case, counts: Sequence[int], asked: Asked, means: Means, show_code: int = 0) -> Shown:
     """Return what a command shows of :func:`shared_out`."""
     found = shared_out(case, counts, asked, means)
-    limit, (need, spec) = found.case.memory_limit_bytes or 0, found.least
-    notes = [f"Limit {format_bytes(limit)} of each process; batch {case.batch_size} of each; times are estimated."]
-    title = f"Shared out: {case.model} over processes with {found.case.device_profile} each"
-    numbers = ", ".join(map(str, found.too_few))
+    (need, spec), numbers, left = found.least, ", ".join(map(str, found.too_few)), ", ".join(found.left_out)
     nothing = f"nothing fits on {numbers} processes: {spec} needs {format_bytes(need)}, the least that was found"
     if not found.knows_least:
         nothing = f"on {numbers} processes the time ended before the least need was known"
     remarks = [nothing] if numbers else []
     remarks += [f"cannot be: {way}: {why}" for way, why in found.refused.items()]
-    if found.left_out:
-        left = ", ".join(found.left_out)
-        remarks.append(f"estimated only with all blocks treated equally, because other ways promise more: {left}")
+    estimated = f"estimated only with all blocks treated equally, because other ways promise more: {left}"
+    remarks += [estimated] if left else []
+    limit = f"Limit {format_bytes(found.case.memory_limit_bytes or 0)} of each process"
+    notes = [f"{limit}; batch {case.batch_size} of each; times are estimated."]
+    title = f"Shared out: {case.model} over processes with {found.case.device_profile} each"
     table = fill(title, _SHARDED_COLUMNS, found.rows, notes)
     return _shown(found.made, table, [each.step for each in found.rows], remarks, show_code)
 
 
-_SHARDED_COLUMNS: tuple[Column[Sharded], ...] = (
+_SHARDED_COLUMNS: Final[tuple[Column[Sharded], ...]] = (
     Column("processes", "Processes", "count", lambda row: row.processes),
-    Column("scheme", "Scheme", "text", lambda row: row.step.spec),
+    _SCHEME,
     Column("optimizer", "Optimizer", "text", lambda row: row.step.optimizer),
-    Column("need_bytes", "Need of each", "bytes", lambda row: row.step.need_bytes),
-    Column("estimated_step_seconds", "Step (est.)", "seconds", lambda row: row.step.seconds),
-    Column("slowdown", "Time (est.)", "ratio", lambda row: row.step.slowdown),
+    *(replace(_NEED, title="Need of each"), _SECONDS, _SLOWDOWN),
     Column("samples_per_second", "Samples/s (est.)", "rate", lambda row: row.samples_per_second, "higher"),
-    Column("gradient", "Gradient", "text", lambda row: row.step.gradient),
+    _GRADIENT,
 )
 
 
@@ -522,21 +500,16 @@ def ways(processes: int, devices: int) -> list[str]:
     """
     found: dict[str, Spread] = {}
     for name in schemes.find_schemes():
-        try:
+        with suppress(SpecError):  # it needs a value
             spread = schemes.build(name).facet(Spread)
-        except SpecError:  # it needs a value
-            continue
-        found |= {name: spread} if spread is not None else {}
+            found |= {name: spread} if spread is not None else {}
     over_batches = [(name, end) for name, spread in found.items() if not spread.of_layers for end in spread.variants]
     specs = [f"{name}:{processes}{end}" for name, end in over_batches]
-    for name in (name for name, spread in found.items() if spread.of_layers):
-        parts = 2
-        while parts <= min(devices, processes):
-            count, left = divmod(processes, parts)
-            if not left:
-                around = [f"+{other}:{count}{end}" for other, end in over_batches] if count > 1 else [""]
-                specs += [f"{name}:{parts}{more}" for more in around]
-            parts *= 2
+    powers = [2**n for n in range(1, min(devices, processes).bit_length()) if processes % 2**n == 0]
+    for name, parts in product([name for name, spread in found.items() if spread.of_layers], powers):
+        count = processes // parts
+        around = [f"+{other}:{count}{end}" for other, end in over_batches] if count > 1 else [""]
+        specs += [f"{name}:{parts}{more}" for more in around]
     return [schemes.build(spec).spec for spec in specs]
 
 
@@ -550,9 +523,7 @@ class Shardings:
     """Ways to share one model out, on one card for each process.
 
     Attributes:
-        made: What simulates.
         case: The case of the exact step of one process.
-        asked: What counts as an answer.
         rows: What fits on the fewest processes, the most samples a second first.
         too_few: Numbers of processes on which nothing fits.
         refused: Ways that cannot be simulated, with the reason.
@@ -570,14 +541,9 @@ class Shardings:
     left_out: list[str] = field(default_factory=list)
     least: tuple[float, str] = (math.inf, "")
     knows_least: bool = True
-    _count: int | None = None
 
     def run(self, processes: int, levels: Sequence[Training]) -> list[Sharded]:
-        """Return what fits on so many processes, the most samples a second first.
-
-        Raises:
-            MeasurementError: No way can be simulated.
-        """
+        """Return what fits on so many processes, the most samples a second first; an error if no way can be tried."""
         rates = profiles.get(self.case.device_profile or "").rates
         with self.made.searching(f"ways to share the model out over {processes} processes", _OF_WAYS):
             possible = filter(self._is_allowed, ways(processes, rates.links.devices if rates else processes))
@@ -597,11 +563,9 @@ class Shardings:
         return sorted(rows, key=lambda row: -row.samples_per_second)
 
     def _is_allowed(self, way: str) -> bool:
-        candidate = Candidate.of(way)
-        if self.asked.exact and not candidate.training().is_exact:
-            return False
+        candidate, training = Candidate.of(way), Candidate.of(way).training()
         is_typed = self.case.autocast is not None or self.case.dtype not in (None, "float32")
-        if candidate.training().precision == "other" and is_typed:
+        if (self.asked.exact and not training.is_exact) or (is_typed and training.precision == "other"):
             return False
         return profiles.get(self.case.device_profile or "").has_tensor_float or not candidate.needs_bfloat16
 
@@ -623,27 +587,28 @@ class Shardings:
         except SpecError as error:  # what every plan has does not stand with it
             self.refused[way] = str(error)
             return None
-        if self._count is None:  # blocks of the model; 0 if copies do not tell about it
-            outcome = self.made.one(self.case, self.case, self.asked)
-            blocks = Blocks.of(outcome.blocks if isinstance(outcome, Measurement) else None)
-            self._count = len(blocks.paths) if (found := blocks.shortened(self.case.model)) and found.grows else 0
         models = [with_blocks(self.case.model, copied) for copied in COPIES] if self._count else [self.case.model]
         again = next((each for each in self._candidates(base).of_blocks if each.recomputes), None)
         plan = Plan(rest=frozenset({again})) if again else Plan()
         cases = [plan.case(base.model_copy(update={"model": model}), Blocks().whole) for model in models]
         outcomes = dict(self.made.of(base, self.asked)(dict.fromkeys(cases, plan)))
-        told = []
-        for outcome in map(outcomes.get, cases):
-            seconds = step_seconds_of(outcome)
-            if isinstance(outcome, Measurement) and seconds:
-                told.append((float(needed_bytes(outcome)), seconds))
-            elif outcome is not None and not isinstance(outcome, Measurement):
-                self.refused.setdefault(way, outcome.message)
+        ended = [outcome for case in cases if (outcome := outcomes.get(case))]
+        for failed in (each for each in ended if isinstance(each, Failure)):
+            self.refused.setdefault(way, failed.message)
+        steps = [each for each in ended if isinstance(each, Measurement)]
+        told = [(float(needed_bytes(each)), seconds) for each in steps if (seconds := step_seconds_of(each))]
         if len(told) < len(cases):
             return None
         few, more = COPIES
-        steps = (self._count - few) / (more - few)
-        return _Estimate(way, *(one + steps * (two - one) for one, two in zip(told[0], told[-1], strict=True)))
+        copies = (self._count - few) / (more - few)
+        return _Estimate(way, *(one + copies * (two - one) for one, two in zip(told[0], told[-1], strict=True)))
+
+    @cached_property
+    def _count(self) -> int:
+        """Blocks of the model; 0 if copies do not tell about it."""
+        outcome = self.made.one(self.case, self.case, self.asked)
+        blocks = Blocks.of(outcome.blocks if isinstance(outcome, Measurement) else None)
+        return len(blocks.paths) if (found := blocks.shortened(self.case.model)) and found.grows else 0
 
     def _base(self, way: str) -> Case:
         """Return the case of the exact step with a way, and with the schemes that every plan has."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal, TypeGuard, get_args
 
@@ -52,13 +52,12 @@ class Training(Data):
 
     def is_as_near(self, other: Training) -> bool:
         """Whether it trains the same parameters as ``other``, and is nowhere further from the exact step."""
-        return self.trained == other.trained and all(
-            mine <= theirs for mine, theirs in zip(self._distance, other._distance, strict=True)
+        return (
+            self.trained == other.trained
+            and GRADIENTS.index(self.gradient) <= GRADIENTS.index(other.gradient)
+            and self.updates in ("same", other.updates)
+            and self.precision in ("same", other.precision)
         )
-
-    @property
-    def _distance(self) -> tuple[int, bool, bool]:
-        return GRADIENTS.index(self.gradient), self.updates == "other", self.precision == "other"
 
 
 EXACT: Final = Training()
@@ -104,11 +103,7 @@ class Asked(Data):
 
 
 class Request(Data):
-    """A request that a simulation served, and what the plan is in comparison with that request's exact step.
-
-    Attributes:
-        gradient_error: As in a record.
-    """
+    """A request that a simulation served, and what the plan is in comparison with that request's exact step."""
 
     asked: Asked = Asked()
     training: Training = Training()
@@ -172,7 +167,7 @@ MARGIN: Final = 1.1
 """The error of a plan's gradient may be this many times the root of the sum of squares, which is right to 10 %."""
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class PlannedStep:
     """A plan that was simulated, or joined from simulations, compared with the exact step.
 
@@ -192,10 +187,7 @@ class PlannedStep:
 
     @property
     def spec(self) -> str:
-        """The specification of its schemes, for :func:`actbench.apply`, :func:`actbench.convert` and the commands.
-
-        It is ``exact`` if there are none.
-        """
+        """The specification of its schemes, for commands and :func:`actbench.apply`; ``exact`` if there are none."""
         return self.record.case.scheme
 
     @property
@@ -232,10 +224,7 @@ class PlannedStep:
         """Return a training setup with the plan's schemes; its model is changed in place.
 
         The optimizer is made by the setup's own ``make_optimizer``: where :attr:`optimizer` names another one, such as
-        ``adamw-fused``, let it make that.
-
-        Raises:
-            As of :func:`actbench.apply`.
+        ``adamw-fused``, let it make that. What is raised is that of :func:`actbench.apply`.
         """
         from actbench.scheme import apply
 
@@ -244,9 +233,8 @@ class PlannedStep:
     def convert(self, model: Module) -> Module:
         """Return a model with the plan's schemes, changed in place.
 
-        Raises:
-            As of :func:`actbench.convert`: a ConversionError also for schemes of the whole step, such as micro-batches
-            and packed optimizer state, which need :meth:`apply`.
+        What is raised is that of :func:`actbench.convert`, a ConversionError also for schemes of the whole step, such
+        as micro-batches and packed optimizer state, which need :meth:`apply`.
         """
         from actbench.tools.convert.model import convert
 
@@ -275,15 +263,15 @@ class PlannedStep:
     @property
     def name(self) -> str:
         """The plan in short, without what every plan has: ``checkpoint blocks 0-10, chunked_loss:8``."""
-        return self._with_optimizer(short(self.spec, self.blocks, self.record.asked.scheme))
+        return self._described(short)
 
     @property
     def words(self) -> str:
         """The plan in words."""
-        return self._with_optimizer(sentence(self.spec, self.blocks, self.record.asked.scheme))
+        return self._described(sentence)
 
-    def _with_optimizer(self, text: str) -> str:
-        """Add the optimizer, if it is another than the exact step's."""
-        if self.optimizer in (None, self.record.asked.optimizer):
+    def _described(self, describe: Callable[[str, Sequence[str], str], str]) -> str:
+        asked, text = self.record.asked, describe(self.spec, self.blocks, self.record.asked.scheme)
+        if self.optimizer in (None, asked.optimizer):
             return text
-        return str(self.optimizer) if self.spec == self.record.asked.scheme else f"{text}, {self.optimizer}"
+        return str(self.optimizer) if self.spec == asked.scheme else f"{text}, {self.optimizer}"

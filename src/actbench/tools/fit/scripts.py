@@ -21,13 +21,10 @@ _OF_MODELS: Final = "actbench.tools.fit.bench"
 
 @runtime_checkable
 class ScriptBench(Bench, Protocol):
-    """What simulates scripts, an entry point of ``actbench.benches``; a module may be one.
-
-    Attributes:
-        CHANGES: What schemes may change in a script.
-    """
+    """What simulates scripts, an entry point of ``actbench.benches``; a module may be one."""
 
     CHANGES: Set[Change]
+    """What schemes may change in a script."""
 
     def check(self, script: Script) -> None:
         """Check that a script can be run; a UsageError if not."""

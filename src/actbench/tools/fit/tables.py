@@ -10,22 +10,12 @@ from typing import Final, NamedTuple
 
 from actbench.model.context import CONTEXT_BYTES
 from actbench.model.measured import Measurement
-from actbench.model.records import Case
 from actbench.report.kinds import Kind
 from actbench.report.sentences import failures, names_of_cases, warnings
 from actbench.report.tables.estimates import about_unknown
 from actbench.report.tables.table import Table, fill
 from actbench.report.tables.values import Column, Curve, SpreadValue, Value, change, step_time, with_spread
-from actbench.tools.fit.answer import (
-    Fitted,
-    about_crashed,
-    answer,
-    each_once,
-    fitted,
-    numbered,
-    times,
-    without_limit,
-)
+from actbench.tools.fit.answer import Fitted, about_crashed, answer, fitted, numbered, times, without_limit
 from actbench.tools.fit.records import FitRecord, PlannedStep, is_crash, step_seconds_of
 from actbench.units import GIB, format_bytes, format_seconds
 
@@ -44,37 +34,32 @@ _AT_PEAK: dict[str, str] = {
 }
 
 
-def _optimizer(plan: PlannedStep) -> str:
-    return plan.optimizer or f"the model's own {plan.measurement.optimizer}"
+def _columns(found: Fitted) -> tuple[Column[PlannedStep], ...]:
+    def optimizer(plan: PlannedStep) -> str:
+        return plan.optimizer or f"the model's own {plan.measurement.optimizer}"
 
+    def differs(plan: PlannedStep) -> str | None:
+        others = [what for what in ("updates", "precision") if getattr(plan.training, what) == "other"]
+        return ", ".join([*others, *(["adapters"] if plan.training.trained == "adapters" else [])]) or None
 
-def _differs(plan: PlannedStep) -> str | None:
-    found = [what for what in ("updates", "precision") if getattr(plan.training, what) == "other"]
-    return ", ".join([*found, *(["adapters"] if plan.training.trained == "adapters" else [])]) or None
+    def at_peak(part: str, plan: PlannedStep) -> Value:
+        return getattr(plan.measurement.peak_parts, part, None)
 
-
-def _columns(found: Fitted | None = None) -> tuple[Column[PlannedStep], ...]:
-    """Return the columns of plans, of which some fit where their exact step is given."""
-    fits = [] if found is None else [Column[PlannedStep]("fits", "Fits", "flag", found.has_room_for)]
     return (
         Column("scheme", "Scheme", "text", lambda plan: plan.spec, quiet=True),
-        Column("optimizer", "Optimizer", "text", _optimizer, quiet=True),
+        Column("optimizer", "Optimizer", "text", optimizer, quiet=True),
         Column("plan", "Plan", "text", lambda plan: plan.name),
         Column("need_bytes", "Need", "bytes", lambda plan: plan.need_bytes, "lower"),
-        *fits,
+        Column("fits", "Fits", "flag", found.has_room_for),
         Column("slowdown", "Time (est.)", "ratio", lambda plan: plan.slowdown, "lower"),
         Column("gradient", "Gradient", "text", lambda plan: plan.gradient),
         Column("gradient_error", "Gradient error", "number", lambda plan: plan.record.gradient_error, "lower"),
-        Column("differs", "Also changes", "text", _differs),
+        Column("differs", "Also changes", "text", differs),
         Column("joined", "Peak from", "text", lambda plan: "joined" if plan.record.joined else None, detail=1),
         Column("estimated_step_seconds", "Step (est.)", "seconds", lambda plan: plan.seconds, "lower", detail=1),
         Column("peak_bytes", "Peak", "bytes", lambda plan: plan.peak_bytes, "lower", detail=1),
-        *(Column(part, title, "bytes", partial(_at_peak, part), "lower", detail=2) for part, title in _AT_PEAK.items()),
+        *(Column(part, title, "bytes", partial(at_peak, part), "lower", detail=2) for part, title in _AT_PEAK.items()),
     )
-
-
-def _at_peak(part: str, plan: PlannedStep) -> Value:
-    return getattr(plan.measurement.peak_parts, part, None)
 
 
 class _Row(NamedTuple):
@@ -92,17 +77,19 @@ class _Row(NamedTuple):
     def step(self) -> SpreadValue | None:
         return step_time(self.measured.step_seconds) if self.measured else None
 
+    @property
+    def estimate(self) -> float | None:
+        return step_seconds_of(self.measured)
 
-def _peak_off(row: _Row) -> Value:
-    return change(row.measured.peak_bytes, row.simulated.peak_bytes) if row.measured and row.simulated else None
+    @property
+    def peak_off(self) -> float | None:
+        """How much more the simulated peak is than the measured one."""
+        return change(self.measured.peak_bytes, self.simulated.peak_bytes) if self.measured and self.simulated else None
 
-
-def _estimate(row: _Row) -> Value:
-    return step_seconds_of(row.measured)
-
-
-def _step_off(row: _Row) -> Value:
-    return change(row.step.value, step_seconds_of(row.simulated)) if row.step and row.simulated else None
+    @property
+    def step_off(self) -> float | None:
+        """How much longer the simulated step is than the measured one."""
+        return change(self.step.value, step_seconds_of(self.simulated)) if self.step else None
 
 
 _PAIR_COLUMNS: tuple[Column[_Row], ...] = (
@@ -111,16 +98,10 @@ _PAIR_COLUMNS: tuple[Column[_Row], ...] = (
     Column("plan", "Plan", "text", lambda row: row.name),
     Column("meter", "Meter", "text", lambda row: row.record.case.meter),
     Column("peak_bytes", "Peak", "bytes", lambda row: row.record.outcome.peak_bytes),
-    Column("peak_estimate_error", "Peak off by", "change", _peak_off),
+    Column("peak_estimate_error", "Peak off by", "change", lambda row: row.peak_off),
     *with_spread("step_seconds", "Step", "seconds", lambda row: row.step),
-    Column(
-        "estimated_step_seconds",
-        "Step",
-        "seconds",
-        lambda row: step_seconds_of(row.measured),
-        estimate_of="step_seconds",
-    ),
-    Column("step_estimate_error", "Step off by", "change", _step_off),
+    Column("estimated_step_seconds", "Step", "seconds", lambda row: row.estimate, estimate_of="step_seconds"),
+    Column("step_estimate_error", "Step off by", "change", lambda row: row.step_off),
     Column("failure", "Failure", "text", lambda row: getattr(row.record.outcome, "reason", None)),
 )
 
@@ -133,7 +114,7 @@ def fit_tables(records: Sequence[FitRecord], title: str = FIT_TITLE) -> tuple[Ta
     """
     in_order = sorted(fitted(records), key=lambda found: len(found.tried) == 1 and not found.has_room_for(found.exact))
     tables = [table for found in in_order for table in tables_of(found, title)]
-    first, *others = tables or [fill(title, _columns(), [])]
+    first, *others = tables or [fill(title, (), [])]
     lost = about_crashed({each.case: each.outcome for each in records if is_crash(each.outcome)}, None)
     return (replace(first, lead=(*first.lead, *lost)), *others)
 
@@ -145,26 +126,22 @@ def tables_of(found: Fitted, title: str, verdict: Sequence[str] = ()) -> tuple[T
     """
     rows = "" if found.case.rows is None else f"batch {found.case.rows}, "
     about = f"{found.case.model}, {rows}on {found.case.device_profile}"
-    shown = each_once([*found.usual(), *found.listed()])
-    if not found.has_shortlist:
+    shown = list(dict.fromkeys([*found.usual(), *found.listed()]))
+    if not found.fits:
         title = "No simulated plan fits; what needs least"
         if any(map(found.has_room_for, found.listed())):
             title = f"Fits only at more than {times(found.max_slowdown)} the exact step's time"
-    numbers = {id(plan): number for number, plan in enumerate(numbered(found), 1)}
-    number = Column[PlannedStep]("number", "No.", "count", lambda plan: numbers.get(id(plan)))
-    written = [each for each in shown if id(each) in numbers and ",only=" in each.spec][:_MOST_OPTIONS]
-    notes = [f"Plan {numbers[id(each)]} as options: {_options(each.record.case)}" for each in written]
+    numbers = {plan: number for number, plan in enumerate(numbered(found), 1)}
+    number, notes = Column[PlannedStep]("number", "No.", "count", numbers.get), []
+    for each in [each for each in shown if each in numbers and ",only=" in each.spec][:_MOST_OPTIONS]:
+        optimizer = f" --optimizer {each.optimizer}" if each.optimizer else ""
+        notes.append(f"Plan {numbers[each]} as options: -s {shlex.quote(each.spec)}{optimizer}")
     if found.exact.training.trained == "all" and any(each.training.trained == "adapters" for each in shown):
         notes.append(_ADAPTERS)
     notes += [f"Warning: {text}" for text, _ in warnings((each.spec, each.measurement.warnings) for each in shown)]
     notes += [*about_unknown(each.measurement.estimated for each in shown), *_notes(found)]
     table = fill(f"{title}: {about}", (number, *_columns(found)), shown, notes)
     return (replace(table, lead=tuple(verdict) or answer(found)), *_pairs(found, about), *_frontiers(found, about))
-
-
-def _options(case: Case) -> str:
-    optimizer = f" --optimizer {case.optimizer}" if case.optimizer else ""
-    return f"-s {shlex.quote(case.scheme)}{optimizer}"
 
 
 def _pairs(found: Fitted, about: str) -> Iterator[Table]:
@@ -197,14 +174,11 @@ _CONTEXT: Final = f"A CUDA context takes some {CONTEXT_BYTES / GIB:.1f} GiB of a
 
 
 def _notes(found: Fitted) -> list[str]:
-    limit = found.limit_bytes
-    case = found.case
-    base = found.exact.record.asked.scheme
-    settings = [f"limit {format_bytes(limit)}", f"at most {found.max_slowdown:g} times the exact step's time"]
-    settings += [f"sequence length {case.sequence_length}"] if case.sequence_length else []
-    settings += [f"type {case.dtype}"] if case.dtype else []
-    settings += [f"autocast {case.autocast}"] if case.autocast else []
-    settings += [f"optimizer {case.optimizer}"] if case.optimizer else []
+    case, base = found.case, found.exact.record.asked.scheme
+    settings = f"Limit {format_bytes(found.limit_bytes)}, at most {found.max_slowdown:g} times the exact step's time"
+    told = ("sequence length", case.sequence_length), ("type", case.dtype), ("autocast", case.autocast)
+    for name, value in (*told, ("optimizer", case.optimizer)):
+        settings += f", {name} {value}" if value else ""
     joined = sum(each.record.joined for each in found.tried)
     whole = len(found.tried) - joined
     plans = f"{'1 plan was' if whole == 1 else f'{whole} plans were'} simulated whole"
@@ -212,19 +186,15 @@ def _notes(found: Fitted) -> list[str]:
     alone = "Unchanged" if base == "exact" else f"With {base} alone"
     needs, takes = format_bytes(found.exact.need_bytes), format_seconds(found.exact.seconds)
     fits = f" and takes {takes}" if found.has_room_for(found.exact) else f": it does not fit (it would take {takes})"
+    notes = [f"{settings}; {plans}.", f"{alone}, a step needs {needs}{fits}. Times are estimated."]
+    notes += [] if case.device_profile == "cpu" else [_CONTEXT]
+    notes += [] if base == "exact" else [f"Every plan has {base}, and so has the exact step."]
     exact, other = found.uniform(exact=True), found.uniform(exact=False)
-    uniform = []
     for gradients, plan in (("exact", exact), ("any", None if other is exact else other)):
         if plan is not None and plan is not found.exact:
-            costs_of = f"{format_bytes(plan.need_bytes)}, {plan.slowdown:.2f}x the time"
-            uniform.append(f"The same for all blocks, {gradients} gradients: {costs_of}: {plan.name}.")
-    return [
-        f"{', '.join(settings)[0].upper()}{', '.join(settings)[1:]}; {plans}.",
-        f"{alone}, a step needs {needs}{fits}. Times are estimated.",
-        *([] if case.device_profile == "cpu" else [_CONTEXT]),
-        *([] if base == "exact" else [f"Every plan has {base}, and so has the exact step."]),
-        *uniform,
-    ]
+            costs = f"{format_bytes(plan.need_bytes)}, {plan.slowdown:.2f}x the time"
+            notes.append(f"The same for all blocks, {gradients} gradients: {costs}: {plan.name}.")
+    return notes
 
 
 FITTED: Final = Kind("fit", FitRecord, fit_tables, FIT_TITLE)
