@@ -197,6 +197,24 @@ def test_numbers_that_the_mode_knows_are_read(mode: CachingFakeMode) -> None:
     assert counter.item() == 3.0
 
 
+@pytest.mark.parametrize("value", [1.5, 3, 1j])
+def test_scalars_are_made_as_by_torch_and_known_until_they_are_overwritten(
+    mode: CachingFakeMode, ran: list[Any], value: Any
+) -> None:
+    first = torch.tensor(value)
+    made_by_torch, again = len(ran), torch.tensor(value + value)
+    assert len(ran) == made_by_torch == 1
+
+    assert described(again, (first,)) == described(first, (again,))
+    assert vars(again).keys() == vars(first).keys()
+    assert (first.item(), again.item()) == (value, value + value)
+    assert again.mul_(torch.tensor(2)) is again
+    assert again.item() == 2 * (value + value)
+    again.copy_(torch.empty((), dtype=again.dtype))
+    with pytest.raises(DataDependentOutputException):
+        again.item()
+
+
 def test_a_tensor_of_the_mode_stays_and_keeps_its_values(mode: CachingFakeMode) -> None:
     made = mode.from_tensor(torch.tensor([2, 3]))
 
