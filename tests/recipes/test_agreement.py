@@ -12,6 +12,8 @@ from actbench.run import recipes
 
 RESULTS = Path(__file__).parents[2] / "results"
 WORST = {"agreement": 0.005, "agreement-layouts": 0.02}
+SHARED_OUT, OF_SHARES = ("gact:L2", "actnn:L3,bits="), 0.01
+"""Schemes whose real tensors share out bits by their values, which a simulation has not; and how far these may be off."""
 
 
 @pytest.mark.parametrize("recipe", WORST)
@@ -27,4 +29,6 @@ def test_the_simulated_peaks_of_every_row_are_near_the_measured_ones(recipe: str
 
         assert {model for model, _ in peaks["cpu"]} == models
         assert peaks["cpu"].keys() == peaks["simulated"].keys()
-        assert peaks["simulated"] == pytest.approx(peaks["cpu"], rel=WORST[recipe])
+        for (model, scheme), peak in peaks["cpu"].items():
+            worst = OF_SHARES if scheme.startswith(SHARED_OUT) else WORST[recipe]
+            assert peaks["simulated"][model, scheme] == pytest.approx(peak, rel=worst), scheme
