@@ -13,7 +13,7 @@ from actbench.run import recipes
 RESULTS = Path(__file__).parents[2] / "results"
 WORST = {"agreement": 0.005, "agreement-layouts": 0.02}
 SHARED_OUT, OF_SHARES = ("gact:L2", "actnn:L3,bits="), 0.01
-"""Schemes whose real tensors share out bits by their values, which a simulation has not; and how far these may be off."""
+"""Schemes whose real tensors share out bits by values, which no simulation has; and how far these may be off."""
 
 
 @pytest.mark.parametrize("recipe", WORST)
