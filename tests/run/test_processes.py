@@ -62,6 +62,23 @@ def test_what_the_first_process_does_without_is_imported_while_it_works(
     assert (first, second) == ("False", "True")
 
 
+def test_a_server_that_imports_while_the_first_process_works_still_ends_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = [f"later{number}" for number in range(60)]
+    (tmp_path / "quick.py").write_text("def echo(text):\n    return text\n")
+    for name in modules:
+        text = f"import time\ntime.sleep(0.1)\nopen({str(tmp_path / name)!r} + '.done', 'x').close()\n"
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with ForkServer("quick") as server:
+        server.ready(after_first=modules)
+        assert Tasks("quick", server=server).call("echo", "here", doing="asking") == "here"
+
+    assert len([*tmp_path.glob("*.done")]) < len(modules)
+
+
 _OF_MACOS = """
 import sys, actbench.run.forkserver as server
 server._libc, server._forks_libraries, server._can_look_at_ended = None, False, False

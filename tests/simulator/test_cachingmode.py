@@ -207,6 +207,8 @@ def test_scalars_are_made_as_by_torch_and_known_until_they_are_overwritten(
 
     assert described(again, (first,)) == described(first, (again,))
     assert vars(again).keys() == vars(first).keys()
+    assert again.item_memo in (None, value + value)
+    assert (again.item_memo is None) == (first.item_memo is None)
     assert (first.item(), again.item()) == (value, value + value)
     assert again.mul_(torch.tensor(2)) is again
     assert again.item() == 2 * (value + value)

@@ -63,7 +63,7 @@ class Work:
         timeout_seconds: Time that one case, and one trial of its largest batch, may work; None is without end.
         bench: Module that measures a case; see :class:`actbench.run.worker.Bench`.
         preload: Modules that most cases need, imported once.
-        later: Those that the first case does without.
+        after_first: Those that the first case does without: they are imported while it works.
         printed: The folder for what unchanged scripts print; None to keep only the last of it, for messages.
         done: Whether a case has a record.
         measured: The measurement of a case whose largest batch alone is still to be found.
@@ -77,7 +77,7 @@ class Work:
     timeout_seconds: float | None = None
     bench: str = BENCH
     preload: Sequence[str] = PRELOAD
-    later: Sequence[str] = ()
+    after_first: Sequence[str] = ()
     printed: str | None = None
     done: Callable[[Case], bool] = lambda case: False
     measured: Callable[[Case], Outcome | None] = lambda case: None

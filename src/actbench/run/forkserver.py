@@ -80,8 +80,8 @@ def main(arguments: Sequence[str]) -> None:
 
     The arguments are the descriptor of the control socket, the parent's process id, the module that
     measures cases or does tasks, and further modules to import before forking, where that is possible. A line over the
-    socket, a JSON list of two, names those that the parent learned of later, and those that the first process does
-    without: they are imported while it works.
+    socket, a JSON list of two lists, has modules to import before forking of which the parent learned meanwhile, and
+    modules that the first process does without: they are imported while it works.
     """
     descriptor, parent, bench, *preload = arguments
     die_with(int(parent), signal.SIGTERM)
@@ -124,12 +124,13 @@ class _Server:
         control: socket.socket,
         bench: str,
         before_fork: Callable[[], object] | None,
-        after_first: Iterable[str],
+        after_first: Sequence[str],
     ) -> None:
         self._control = control
         self._bench = bench
         self._before_fork = before_fork
-        self._after_first = after_first
+        self._after_first = [*after_first]
+        self._has_forked = False
         self._pid = os.getpid()
         self._monitors: dict[int, socket.socket] = {}
         self._killed: set[int] = set()
@@ -161,8 +162,15 @@ class _Server:
                 os.waitpid(-1, 0)
 
     def _react(self) -> None:
+        """React to what is ready; while the first process works, import one more module, and fork no other."""
         held = {monitor: pid for pid, monitor in self._monitors.items() if pid not in self._killed}
-        for ready in wait([self._control, self._wakeup, *held]):
+        is_importing = self._has_forked and bool(self._after_first)
+        sources = [self._wakeup, *held] if is_importing else [self._control, self._wakeup, *held]
+        found = wait(sources, 0 if is_importing else None)
+        if is_importing and not found:
+            with _without_garbage():
+                _import([self._after_first.pop(0)])
+        for ready in found:
             if ready is self._control:
                 self._fork()
             elif ready is self._wakeup:
@@ -194,10 +202,7 @@ class _Server:
         os.close(connection)
         os.close(output)
         self._monitors[pid] = socket.socket(fileno=monitor)
-        if self._after_first:
-            with _without_garbage():
-                _import(self._after_first)
-            self._after_first = ()
+        self._has_forked = True
 
     def _become_worker(self, connection: int, token: bytes, monitor: int, output: int) -> NoReturn:
         code = 1

@@ -61,7 +61,7 @@ class LocalExecutor:
         # their cases are stopped.
         self._pool = self._held.enter_context(ThreadPoolExecutor(max(work.jobs, len(gpus))))
         self.server = server or self._held.enter_context(ForkServer(work.bench))
-        self.server.ready(work.modules, work.later)
+        self.server.ready(work.modules, work.after_first)
 
     def __enter__(self) -> Self:
         return self

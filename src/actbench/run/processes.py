@@ -242,8 +242,7 @@ class ForkServer:
 
     def close(self) -> None:
         """Kill every forked process with its descendants, and end the server."""
-        if not self._is_ready:  # it imports, and would learn of the closed socket only afterwards
-            self._server.terminate()
+        self._server.terminate()  # it may import, and would learn of the closed socket only afterwards
         self._wake()
         self._control.close()
         try:

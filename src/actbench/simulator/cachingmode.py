@@ -171,15 +171,18 @@ class CachingFakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
         Optimizers make one for each parameter.
         """
-        kind = value.dtype, value.device
-        if kind not in self._scalars:
+        make = self._scalars.get((value.dtype, value.device))
+        if make is None:
             first: Any = super().__torch_dispatch__(_aten.lift_fresh.default, (), (value,), {})
-            self._scalars[kind] = NewTensor.of(first, None, 0)
+            if first.constant is not None and not value.is_meta:
+                self._scalars[value.dtype, value.device] = NewTensor.of(first, None, 0)
             return first
-        made = self._scalars[kind](self, (), 0)
+        made = make(self, (), 0)
         # the clone is a real tensor, which a mode would make fake
         with _internals._DisableTorchDispatch():
             constant = made.constant = value.clone()
+            # torch notes what item() returns of integers and of float64
+            made.item_memo = constant.item() if make.attributes["_item_memo"] is not None else None
         converter = self.fake_tensor_converter
         converter.set_tensor_memo(constant, made)  # an operator that overwrites the value returns this very tensor
         converter.add_constant_storage_mapping(made)  # and what is written to it may make the value unknown

@@ -114,7 +114,7 @@ class RayExecutor:
             known_exact=exact not in cases and self._work.done(exact),
             timeout_seconds=self._work.timeout_seconds,
             bench=self._work.bench,
-            preload=(*self._work.modules, *self._work.later),
+            preload=(*self._work.modules, *self._work.after_first),
         )
         task = self._function.options(**options).remote(request.model_dump_json(), self._shared)
         ended: Future[None] = Future()

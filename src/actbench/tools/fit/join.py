@@ -77,7 +77,10 @@ class Joins:
         return {case: bare} if is_joined and case not in self.survey.outcomes else {}
 
     def missing_actions(self, plan: Plan) -> dict[Case, Plan]:
-        """Return the cases of actions that must be simulated to join a plan; these at most if its setting has to."""
+        """Return the cases of actions that must be simulated to join a plan; these at most if its setting has to.
+
+        To learn what its blocks do, a setting that is known may have an unchanged copy simulated.
+        """
         if not self.has_traces or self.survey.space.blocks.are_changed_with(plan.rest):
             return {}
         setting = None if self.missing_setting(plan) else self._setting(Plan(plan.around, (), plan.rest))

@@ -85,6 +85,7 @@ class Planner(Survey):
         knows_least: Whether the plan of each level that needs least was simulated.
         is_joining: Whether plans are joined where their traces are known; otherwise all are simulated whole.
         note: Told of each plan that was joined.
+        is_over: Whether the time is over.
         errors: Of plans that were joined and then simulated whole: shares of the peak that the joined one was off.
     """
 
@@ -92,6 +93,7 @@ class Planner(Survey):
     knows_least: bool = False
     is_joining: bool = True
     note: Callable[[Case, Plan, Measurement], object] = lambda case, plan, measured: None
+    is_over: Callable[[], bool] = lambda: False
     errors: list[float] = field(default_factory=list)
     _joins: Joins = field(init=False, repr=False)
     _traces_left: float = field(default=math.inf, repr=False)  # that may be simulated to join plans
@@ -254,10 +256,10 @@ class Planner(Survey):
             return
         step = max((plan.peak - least.peak) / _STEPS, 1.0)
         slowest = (1 - _WORTH) * best.seconds if best else math.inf
-        self._traces_left = 0
-        while plan is not None and plan.seconds < slowest and self.tried([plan], goal.limit) is None:
-            plan = self._solved(goal, plan.peak - step)
-        self._traces_left, self._joins.is_simulating = math.inf, True
+        left, self._traces_left = self._traces_left, 0
+        while plan is not None and plan.seconds < slowest and not self.is_over():
+            plan = self._solved(goal, plan.peak - step) if self.tried([plan], goal.limit) is None else None
+        self._traces_left, self._joins.is_simulating = left, left > 0
 
     def _solved(self, goal: Goal, aim: float) -> Plan | None:
         """Return the fastest plan of a goal whose parts add up to so many bytes at most."""
@@ -321,16 +323,15 @@ class Planner(Survey):
 
     def _simulate_traces(self, plans: Iterable[Plan]) -> None:
         """Simulate side by side what plans are joined from: the first of them, as far as traces may be simulated."""
-        chosen, wanted = list[Plan](), dict[Case, Plan]()
+        chosen, wanted, before = list[Plan](), dict[Case, Plan](), len(self.outcomes)
         for plan in plans:
             more = wanted | self._joins.missing_setting(plan) | self._joins.missing_actions(plan)
             if len(wanted) < len(more) <= self._traces_left:
                 chosen.append(plan)
                 wanted = more
         for missing in (self._joins.missing_setting, self._joins.missing_actions):  # which may be fewer than it seemed
-            wanted = {case: each for plan in chosen for case, each in missing(plan).items()}
-            self._traces_left -= len(wanted)
-            self.measured(wanted)
+            self.measured({case: each for plan in chosen for case, each in missing(plan).items()})
+        self._traces_left -= len(self.outcomes) - before
 
     def _joined(self, case: Case, plan: Plan) -> bool:
         """Join a plan; return whether it can be, or was simulated already."""

@@ -134,7 +134,9 @@ class Simulations:
         """
         simulate = self.of(case, asked)
         note = partial(self._note, case, self._asked(case, asked))
-        return Planner(case, found or self.candidates(case, asked), simulate, is_joining=is_joining, note=note)
+        is_over = lambda: self.budget.left_seconds == 0  # noqa: E731
+        known = found or self.candidates(case, asked)
+        return Planner(case, known, simulate, is_joining=is_joining, note=note, is_over=is_over)
 
     def candidates(self, case: Case, asked: Asked) -> Candidates:
         """Return what may be changed in the case of an exact step."""
@@ -267,16 +269,16 @@ def simulations(name: str, case: Case, candidates: Candidates, means: Means) -> 
         UsageError: The machines cannot be reached.
         StoreError: The results file is in use, broken or cannot be written.
     """
-    work = Work(
-        means.progress,
-        means.command,
-        jobs=means.jobs_here,
-        timeout_seconds=means.timeout_seconds,
-        bench=scripts.bench_of(case),
-        **_needed(case, candidates),
-    )
     elsewhere = means.machines is not None and means.machines.elsewhere
     with FITTED.opened(name, means.output, of_any_machine=elsewhere) as store:
+        work = Work(
+            means.progress,
+            means.command,
+            jobs=means.jobs_here,
+            timeout_seconds=means.timeout_seconds,
+            bench=scripts.bench_of(case),
+            **_needed(case, candidates, is_continued=store.done(case)),
+        )
         with (means.machines or ThisMachine()).start(work) as executor:
             stored = frozenset(record.case for record in store.records)
             yield Simulations(means, name, case.scheme, store, partial(outcomes, executor, work), stored)
@@ -284,10 +286,10 @@ def simulations(name: str, case: Case, candidates: Candidates, means: Means) -> 
             FITTED.write_beside(store.path, store.records, FIT_TITLE)
 
 
-def _needed(case: Case, candidates: Candidates) -> Mapping[str, Any]:
+def _needed(case: Case, candidates: Candidates, *, is_continued: bool) -> Mapping[str, Any]:
     """Return the modules to import once, and not in each process, as fields of :class:`Work`.
 
-    The first case is the exact step, which does without those of candidates.
+    The first case is the exact step, which does without those of candidates, unless it is stored.
     """
     if case.script is not None:
         return {"preload": ()}  # it imports what it needs itself
@@ -299,7 +301,9 @@ def _needed(case: Case, candidates: Candidates) -> Mapping[str, Any]:
     kind = preset.config.get("model_type") if preset else None
     of_model = () if kind is None else (f"transformers.models.{kind}.modeling_{kind}",)
     at_once, later = (sorted({name for each in some for name in each.card.libraries}) for some in (always, tried))
-    return {"preload": (*PRELOAD, *of_model, *at_once), "later": (*defined, *later)}
+    if is_continued:
+        return {"preload": (*PRELOAD, *of_model, *at_once, *defined, *later)}
+    return {"preload": (*PRELOAD, *of_model, *at_once), "after_first": (*defined, *later)}
 
 
 def checked(case: Case) -> tuple[Case, DeviceProfile]:

@@ -119,6 +119,7 @@ class Survey:
         self._find_copy()
         first = self._way(AS_IT_IS)
         if first is None:
+            self._ahead = iter(())
             return
         if self.space.blocks.paths:
             self._learn(first, _compounds(first))
@@ -135,7 +136,8 @@ class Survey:
         if not self.space.ways:
             return
         first, *cuts = self.space.ways
-        for stage in self._ahead:
+        self._ahead = iter(())
+        for stage in self._stages():  # all of them: the time may have ended for those that were simulated ahead
             self._simulate(stage)
         chosen, others = self._worth_a_look(limit)
         for around, fits in chosen.items():
