@@ -163,8 +163,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
         off = "" if row["error"] is None else f"{100 * row['error']:.2f} %"
         points = " + ".join(map(str, row["frontier"]))
         cells = [row["model"], row["whole"], row["copies"], row["joined"], points, off]
-        cells += [f"{row['processor_seconds']:.0f} s"]
-        cells += [f"{row['seconds']:.0f} s", row["cores"]] if "seconds" in row else ["", ""]  # older rows have none
+        cells += [f"{row['processor_seconds']:.0f} s", f"{row['seconds']:.0f} s", row["cores"]]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join([*lines, ""])
 
