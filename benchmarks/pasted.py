@@ -38,6 +38,9 @@ from actbench.workload.names import find_preset
 SHARE = 0.6
 """Of the exact step's peak, which plans may use."""
 
+OF_SCRIPTS = ("checkpoint", "fewbit:4")
+"""Schemes among which scripts are planned, each of which runs the script again."""
+
 TEXT = {"batch_size": 16, "sequence_length": 256}
 MODELS: dict[str, dict[str, Any]] = {
     "resnet50": {"model": "resnet50", "batch_size": 128, "device_profile": "v100-16gb"},
@@ -67,7 +70,8 @@ def row_of(name: str) -> dict[str, Any]:
     exact = (Session if script is None else planbench.Session)(case).memory()
     limited = case.model_copy(update={"memory_limit_bytes": round(SHARE * exact.peak_bytes)})
     with progress_shown("") as progress:
-        found = find(limited, Asked(), Means(budget_seconds=None, progress=progress))
+        schemes = OF_SCRIPTS if script else None
+        found = find(limited, Asked(), Means(schemes=schemes, budget_seconds=None, progress=progress))
     plan = numbered(found)[0]
     code = pieces_of([("Plan 1", plan)], 1)[0][1]
     with tempfile.TemporaryDirectory() as folder:
