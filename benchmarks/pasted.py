@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kept_rows import keep
 
 from actbench.cli.printing import progress_shown
 from actbench.model.records import Case
@@ -159,14 +160,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", choices=MODELS, action="append")
     asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
-    path = asked.folder / "pasted.json"
-    rows = json.loads(path.read_text()) if path.exists() else []
     for name in asked.model or MODELS:
-        rows = [row for row in rows if row["model"] != name] + [row_of(name)]
-        rows.sort(key=lambda row: list(MODELS).index(row["model"]))
-        path.write_text(json.dumps(rows, indent=1) + "\n")
-        (asked.folder / "pasted.md").write_text(markdown(rows))
+        keep(row_of(name), asked.folder, "pasted", MODELS, markdown)
 
 
 if __name__ == "__main__":

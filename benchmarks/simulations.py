@@ -11,7 +11,6 @@ is a card's, and the answer that of ``actbench fit --processes``::
 from __future__ import annotations
 
 import argparse
-import json
 import resource
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from kept_rows import keep
 
 from actbench.cli.printing import progress_shown
 from actbench.machine import machine
@@ -174,14 +174,8 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", choices=MODELS, action="append")
     asked = parser.parse_args()
-    asked.folder.mkdir(parents=True, exist_ok=True)
     first, *others = asked.model or MODELS
-    path = asked.folder / "simulations.json"
-    rows = json.loads(path.read_text()) if path.exists() else []
-    rows = [row for row in rows if row["model"] != first] + [row_of(first)]
-    rows.sort(key=lambda row: list(MODELS).index(row["model"]))
-    path.write_text(json.dumps(rows, indent=1) + "\n")
-    (asked.folder / "simulations.md").write_text(markdown(rows))
+    keep(row_of(first), asked.folder, "simulations", MODELS, markdown)
     for name in others:
         subprocess.run([sys.executable, __file__, str(asked.folder), "--model", name], check=True)
 

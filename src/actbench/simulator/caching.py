@@ -103,7 +103,7 @@ class CachingAllocator:
 
     def allocate(self, name: int, size: int) -> None:
         """Serve a request, or raise OutOfSegments."""
-        size = -(-size // SMALLEST_BLOCK) * SMALLEST_BLOCK or SMALLEST_BLOCK
+        size = max(SMALLEST_BLOCK, round_up(size, SMALLEST_BLOCK))
         small = size <= _SMALL
         block = self._best_fit(small, size) or self._more(small, size)
         if block is None:

@@ -23,7 +23,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
 def log(fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let steps be made up, and return the file that they are listed in."""
     monkeypatch.setattr("actbench.tools.fit.scripts._OF_MODELS", "fakefit")
-    monkeypatch.setattr("actbench.tools.fit.simulations._needed", lambda *_, **__: {"preload": ()})
+    monkeypatch.setattr("actbench.tools.fit.simulations._needed", lambda *_: ((), ()))
     monkeypatch.setitem(runner.run_plan.__kwdefaults__, "bench", "fakefit")
     monkeypatch.setitem(runner.run_plan.__kwdefaults__, "preload", ())
     monkeypatch.setattr(local, "available_memory_bytes", lambda: 1 << 40)  # room for all that is made up, in one round

@@ -182,7 +182,7 @@ PROGRAM = """
 import sys
 sys.path.insert(0, {here!r})
 from actbench.tools.fit import scripts, simulations
-scripts._OF_MODELS, simulations._needed = "fakefit", lambda *_, **__: {"preload": ()}
+scripts._OF_MODELS, simulations._needed = "fakefit", lambda *_: ((), ())
 sys.argv = ["actbench", *{words!r}]
 from actbench.cli import main
 main()

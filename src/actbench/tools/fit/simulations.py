@@ -134,9 +134,14 @@ class Simulations:
         """
         simulate = self.of(case, asked)
         note = partial(self._note, case, self._asked(case, asked))
-        is_over = lambda: self.budget.left_seconds == 0  # noqa: E731
-        known = found or self.candidates(case, asked)
-        return Planner(case, known, simulate, is_joining=is_joining, note=note, is_over=is_over)
+        return Planner(
+            case,
+            found or self.candidates(case, asked),
+            simulate,
+            is_joining=is_joining,
+            note=note,
+            is_over=lambda: self.budget.left_seconds == 0,
+        )
 
     def candidates(self, case: Case, asked: Asked) -> Candidates:
         """Return what may be changed in the case of an exact step."""
@@ -270,14 +275,18 @@ def simulations(name: str, case: Case, candidates: Candidates, means: Means) -> 
         StoreError: The results file is in use, broken or cannot be written.
     """
     elsewhere = means.machines is not None and means.machines.elsewhere
+    needed, later = _needed(case, candidates)
     with FITTED.opened(name, means.output, of_any_machine=elsewhere) as store:
+        if store.done(case):  # the first process is then one of a candidate
+            needed, later = (*needed, *later), ()
         work = Work(
             means.progress,
             means.command,
             jobs=means.jobs_here,
             timeout_seconds=means.timeout_seconds,
             bench=scripts.bench_of(case),
-            **_needed(case, candidates, is_continued=store.done(case)),
+            preload=needed,
+            after_first=later,
         )
         with (means.machines or ThisMachine()).start(work) as executor:
             stored = frozenset(record.case for record in store.records)
@@ -286,24 +295,19 @@ def simulations(name: str, case: Case, candidates: Candidates, means: Means) -> 
             FITTED.write_beside(store.path, store.records, FIT_TITLE)
 
 
-def _needed(case: Case, candidates: Candidates, *, is_continued: bool) -> Mapping[str, Any]:
-    """Return the modules to import once, and not in each process, as fields of :class:`Work`.
-
-    The first case is the exact step, which does without those of candidates, unless it is stored.
-    """
+def _needed(case: Case, candidates: Candidates) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the modules to import once, and not in each process: those of the exact step, and those of candidates."""
     if case.script is not None:
-        return {"preload": ()}  # it imports what it needs itself
+        return (), ()  # it imports what it needs itself
     always, tried = parts_in(schemes.build(case.scheme)), [each.scheme for each in candidates.all if each.scheme]
     defined = sorted({type(scheme).__module__ for scheme in (*always, *tried)})
     if parse_model_name(case.model).kind == "torchvision":  # transformers takes seconds, and hardly a scheme needs it
-        return {"preload": (COMPILER, "actbench.workload.torchvision", *defined)}
+        return (COMPILER, "actbench.workload.torchvision", *defined), ()
     preset = find_preset(case.model.partition("@")[0])
     kind = preset.config.get("model_type") if preset else None
     of_model = () if kind is None else (f"transformers.models.{kind}.modeling_{kind}",)
     at_once, later = (sorted({name for each in some for name in each.card.libraries}) for some in (always, tried))
-    if is_continued:
-        return {"preload": (*PRELOAD, *of_model, *at_once, *defined, *later)}
-    return {"preload": (*PRELOAD, *of_model, *at_once), "after_first": (*defined, *later)}
+    return (*PRELOAD, *of_model, *at_once), (*defined, *later)
 
 
 def checked(case: Case) -> tuple[Case, DeviceProfile]:
